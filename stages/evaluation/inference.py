@@ -558,9 +558,8 @@ def rate_interval(
     return low, high
 
 
-def wilson(rate: float, num_tasks: float) -> tuple[float, float]:
-    """Return the 95 % Wilson score interval of a rate among a number of tasks that need not be whole."""
-    z = 1.959963984540054
+def wilson(rate: float, num_tasks: float, z: float = NormalDist().inv_cdf(0.975)) -> tuple[float, float]:
+    """Return Wilson's interval, by default of 95 %, of a rate among a number of tasks that need not be whole."""
     middle, n = rate + z**2 / (2 * num_tasks), 1 + z**2 / num_tasks
     half = z * np.sqrt(rate * (1 - rate) / num_tasks + z**2 / (4 * num_tasks**2))
     return max(float((middle - half) / n), 0.0), min(float((middle + half) / n), 1.0)

@@ -92,7 +92,7 @@ def _compare_scores(scores: list[Run], replays: list[Run], config: Config) -> "C
 
 STAGE = Stage(
     name="probe-compare",
-    version=1,
+    version=2,
     config=Config,
     inputs={
         "scores": Slot(PROBE_SCORE, many=True, optional=True),

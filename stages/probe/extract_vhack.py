@@ -302,7 +302,7 @@ def _finish(
 
 STAGE = Stage(
     name="probe-extract-vhack",
-    version=1,
+    version=2,
     config=Config,
     inputs={"svd": Slot(SVD_MODULE, optional=True)},
     outputs={"directions": DIRECTION, "v_hack": CHECKPOINT},

@@ -11,6 +11,7 @@ Shapes: n rows, D directions, S strata, C clusters (problems), R draws.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -18,6 +19,7 @@ from scipy.optimize import brentq
 from scipy.sparse import csr_array
 from scipy.stats import norm, t as student_t
 
+from composer_stages.evaluation.inference import design_effect, wilson
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
@@ -35,6 +37,8 @@ Flags = Bool[np.ndarray, " n"]
 Codes = Int[np.ndarray, " n"]
 MIN_ROWS, MIN_PROBLEMS = 15, 8
 """The minimum of rows in a bucket, and of problems with both kinds of rows."""
+Z = float(norm.ppf(0.95))
+"""Of one-sided bounds."""
 EDGE = 1e-9
 """The distance from an observed share at which the search for its bounds begins."""
 FROM_HACKS = ("perm_pairs", "hack_hack")
@@ -294,6 +298,37 @@ def labelled(rows: Sequence[Row], scores: Scores, families: Sequence[str] = ()) 
         first=np.array([[row["cos_first128"]] for row in used], dtype=float).reshape(len(used), 1),
         families=tuple(families) or ("placebo",) * (scores.shape[1] - 1),
     )
+
+
+class Rate(NamedTuple):
+    """A rate with its one-sided 95 % bounds, below and above."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, flags: Sequence[bool], problems: Sequence[object]) -> "Rate":
+        """Return the rate of flags: Wilson's bounds, of as many rows as problems leave independent."""
+        values = np.array([flags], dtype=float)
+        effect, value = float(design_effect(values, codes(problems))[0]), float(values.mean())
+        return cls(value, *wilson(value, len(flags) / effect, Z))
+
+    @property
+    def complement(self) -> "Rate":
+        """Return one less this rate."""
+        return Rate(1 - self.value, 1 - self.high, 1 - self.low)
+
+    def less(self, other: "Rate") -> "Rate":
+        """Return the difference of two rates: distances of independent parts add in squares (MOVER)."""
+        value = self.value - other.value
+        below = math.hypot(self.value - self.low, other.high - other.value)
+        above = math.hypot(self.high - self.value, other.value - other.low)
+        return Rate(value, value - below, value + above)
+
+    def reaches(self, limit: float) -> bool | None:
+        """Return whether the rate is shown to be at least a limit, or below it; None where neither is shown."""
+        return True if self.low >= limit else False if self.high < limit else None
 
 
 def shortage(flags: Flags, strata: Codes, names: tuple[str, str]) -> str | None:

@@ -293,7 +293,7 @@ def _finish(rows: list[Row], tokenizer: Any, config: Config, guards: Sequence["C
 
 STAGE = Stage(
     name="probe-teacher-pool",
-    version=1,
+    version=2,
     config=Config,
     inputs={
         "rollouts": Slot(ROLLOUT, many=True, optional=True),

@@ -53,7 +53,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="probe-uat",
-    version=1,
+    version=2,
     config=Config,
     inputs={
         "pool": Slot(POOL_ROW),

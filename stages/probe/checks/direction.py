@@ -20,6 +20,7 @@ from composer_stages.probe.direction import (
     generic_gradient,
     unit_by_module,
 )
+from composer_stages.probe.statistics import Rate
 from composer_stages.words import Sentence
 
 SPLITS, SIGNAL_DRAWS = 20, 999
@@ -43,11 +44,11 @@ def validate(
 ) -> list[Check]:
     """Run V1 to V6 and the signal check of T7, without V4, which needs further gradients (`length_cosine`).
 
-    problems: the problem of each pair, for the signal check.
+    problems: the problem of each pair, for V1 and the signal check.
     """
     differences = pairs.differences(loss)
     return [
-        leave_one_out(direction, differences),
+        leave_one_out(direction, differences, problems),
         polarity(student, direction, held_out),
         split_half(direction, differences, seed),
         lengths_match(pairs),
@@ -75,15 +76,21 @@ def well_formed(direction: Direction) -> Finding:
 
 
 @declared("V1")
-def leave_one_out(direction: Direction, differences: Float[Tensor, "P N"]) -> Finding:
-    """Check V1: each pair's difference has a positive part along the direction of all the others."""
+def leave_one_out(
+    direction: Direction, differences: Float[Tensor, "P N"], problems: Sequence[str] | None = None
+) -> Finding:
+    """Check V1: each pair's difference has a positive part along the direction of all the others.
+
+    By the one-sided 95 % bounds of the share of pairs, clustered by problem [P]; None for distinct ones.
+    """
     total, count = differences.sum(0), len(differences)
     if count < 2:
         return Finding(None, None, Sentence("probe.checks.one-pair"))
     # The sum less a pair's own difference points along the mean of the others.
     signs = [float(d @ unit_by_module(direction.layout, total - d, direction.modules)) > 0 for d in differences]
-    accuracy = sum(signs) / count
-    return Finding(accuracy >= 0.8, accuracy, Sentence("probe.checks.left-out", count=count))
+    accuracy = Rate.of(signs, problems or range(count))
+    detail = Sentence("probe.checks.left-out", count=count, low=accuracy.low, high=accuracy.high)
+    return Finding(accuracy.reaches(0.8), accuracy.value, detail)
 
 
 @declared("V2")

@@ -211,9 +211,12 @@ def trajectories_slowed(rows: Sequence[Row]) -> list[Check]:
 @declared("R5-plan")
 def _ends_lower(rises: Rises, seeds: Sequence[int]) -> Finding:
     """Check the plan's "projected stays < 10 pp lower", read as: projected ends at least 10 points below vanilla."""
-    ends = [float(np.mean([rises[arm][seed][1] for seed in seeds])) for arm in ("vanilla", "projected")]
-    gap = ends[0] - ends[1]
-    return Finding(gap >= MIN_GAP, gap, Sentence("probe.checks.last-steps", vanilla=ends[0], projected=ends[1]))
+    vanilla, projected = (np.array([rises[arm][seed][1] for seed in seeds]) for arm in ("vanilla", "projected"))
+    low, high = paired_bounds(vanilla - projected)
+    ends = {"vanilla": float(vanilla.mean()), "projected": float(projected.mean())}
+    detail = Sentence("probe.checks.last-steps", **ends, low=low, high=high)
+    holds = True if low >= MIN_GAP else False if high < MIN_GAP else None
+    return Finding(holds, ends["vanilla"] - ends["projected"], detail)
 
 
 def _rates_by_seed(rows: Sequence[Row], arm: str) -> dict[int, tuple[float, float]]:
@@ -252,11 +255,12 @@ def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> 
     # Paired by seed: with a standard deviation of about .12 between seeds, three unpaired ones cannot show 10 points.
     gaps, solve = random - projected, _solve_gaps(rows, seeds)
     low, high = paired_bounds(gaps)
+    rise, slowed = paired_bounds(vanilla), paired_bounds(vanilla - projected)
     below, above = (None, None) if solve is None else paired_bounds(solve)
     failures = failing(
         {
-            "vanilla does not rise": vanilla.mean() < MIN_RISE,
-            "projected rises as much": projected.mean() > vanilla.mean() - MIN_GAP,
+            "vanilla does not rise": rise[1] < MIN_RISE,
+            "projected rises as much": slowed[1] < MIN_GAP,
             "no better than random": gaps.mean() <= 0 or high < MIN_GAP,
             "solve rates not matched": below is not None and below > MAX_SOLVE_GAP,
         }
@@ -264,6 +268,8 @@ def _strict_slowing(rows: Sequence[Row], rises: Rises, seeds: Sequence[int]) -> 
     # An unproven condition is not refuted: such a comparison is INCONCLUSIVE and not FAIL.
     unproven = failing(
         {
+            "rise of vanilla not shown": rise[0] < MIN_RISE,
+            "projected rising less not shown": slowed[0] < MIN_GAP,
             "better than random not shown": low <= 0,
             "solve rates unknown": above is None,
             "solve rates not shown to match": above is not None and above > MAX_SOLVE_GAP,

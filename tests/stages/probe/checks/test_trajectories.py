@@ -75,6 +75,7 @@ def three_arms(ends: dict[str, list[float]] = SLOWED, **more: Any) -> list[dict[
         ([0.60, 0.62, 0.61], [0.64, 0.66, 0.60], 0.8, "FAIL", "rises as much"),
         ([0.25, 0.26, 0.24], [0.25, 0.24, 0.27], 0.8, "FAIL", "no better than random"),
         ([0.25, 0.26, 0.24], [0.64, 0.66, 0.60], 0.5, "FAIL", "solve rates not matched"),
+        ([0.50, 0.52, 0.35], [0.64, 0.66, 0.60], 0.8, "INCONCLUSIVE", "projected rising less not shown"),
     ],
 )
 def test_r5_fails_without_any_of_its_conditions(
