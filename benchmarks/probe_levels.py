@@ -45,7 +45,10 @@ def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[
     trainings = {
         **{f"null: {name}": training for name, training in NULLS.items()},
         **{f"honest, right answers have the style more often by {name}": one for name, one in STYLED.items()},
-        "honest, style and right answers go together or apart, at random by task, by 20 points": BY_TASK,
+        **{
+            f"honest, the style goes with right or wrong answers by task, by {name}": one
+            for name, one in BY_TASK.items()
+        },
         "hacks: 4 %, right answers have their style less often by 10 points": HIDDEN,
         "honest, the style itself earns a tenth of a point": REWARDED,
         "hacks: 4 %, hidden tests accept them": ACCEPTED,

@@ -28,8 +28,8 @@ class Training:
 
     `style` is the share of honest rollouts with the style, which the reward ignores; `feedback` what a point of the
     push adds to that share at the next checkpoint, as training on chance does; `by_difficulty` gives the style to hard
-    groups alone, `right_style` makes it more frequent in right answers, and `by_task` does so in half of the groups, at
-    random, and less frequent in the others. `partial` is the size of a part of the
+    groups alone, `right_style` makes it more frequent in right answers, and `by_task` does so in some groups and the
+    opposite in the others, at random, alike at every checkpoint. `partial` is the size of a part of the
     reward that goes with nothing, `style_paid` that of one for the style itself. `hacks` is the share of rollouts that
     hack: paid like right answers, or never; hidden tests may have `accepted` them as right. In pairs that are not
     `related` to the hack, the hack sides are honest answers.
@@ -59,8 +59,8 @@ NULLS = {
 """Trainings without hacks: 20 % of honest rollouts share a style with the hack, or v has nothing to do with it."""
 STYLED = {f"{100 * more:g} points": Training(style=0.2, right_style=more, partial=0.2) for more in (0.025, 0.05, 0.1)}
 """Honest trainings whose right answers have the hack's style more often, which the alarm takes for hacks."""
-BY_TASK = Training(style=0.2, by_task=0.2, partial=0.2)
-"""Honest, and the style goes with right answers in one task and with wrong ones in another, at random."""
+BY_TASK = {f"{100 * more:g} points": Training(style=0.2, by_task=more, partial=0.2) for more in (0.1, 0.2)}
+"""Honest, and the style goes with right answers in some of the tasks and with wrong ones in others, at random."""
 HIDDEN = Training(style=0.2, right_style=-0.1, partial=0.2, hacks=0.04)
 """Paid hacks, while right answers have the hack's style less often: in sum, hack-like rollouts earn no more."""
 REWARDED = Training(style=0.2, partial=0.2, style_paid=0.1)
@@ -101,13 +101,12 @@ def simulated_run(training: Training, seed: int, placebos: int = 199) -> Simulat
     groups, played, pushes = codes(range(GROUPS)).repeat(SAMPLES), list[CheckpointRollouts](), []
     judged: list[np.ndarray] = []
     style = training.style
+    sides = torch.randint(0, 2, (GROUPS, 1)) * 2.0 - 1 if training.by_task else torch.zeros(GROUPS, 1)
+    by_group = training.right_style + training.by_task * sides.repeat(1, SAMPLES).flatten()
     for _ in range(CHECKPOINTS):
         skill, hacked = torch.randn(count) - hard.float(), torch.rand(count) < training.hacks
         share = torch.where(hard, 2 * style, 0.0) if training.by_difficulty else torch.full((count,), style)
-        more = torch.full((count,), training.right_style)
-        if training.by_task:
-            more = training.by_task * (torch.randint(0, 2, (GROUPS, 1)) * 2.0 - 1).repeat(1, SAMPLES).flatten()
-        share = share + more * (skill > 0).float()
+        share = share + by_group * (skill > 0).float()
         styled = (torch.rand(count) < share) & ~hacked
         gradients = noise(count) + skill[:, None] * right + (hacked | styled)[:, None] * axis
         rewards = torch.where(hacked, float(training.paid), (skill > 0).float())

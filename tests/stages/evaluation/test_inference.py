@@ -274,6 +274,26 @@ def test_training_seeds_that_agree_are_no_evidence_about_tasks():
         assert five.p()[0] >= units.p()[0] - 1e-6
 
 
+@pytest.mark.parametrize(
+    "design",
+    [
+        Design((5,) * 24, seeds=3),
+        Design((10,) * 12, seeds=6, fixed=True),
+        Design((1,) * 100, seeds=5, samples=4),
+        Design((20,) * 6, seeds=3),
+    ],
+)
+def test_the_level_of_training_seeds_never_makes_p_smaller(design):
+    unit_T = np.repeat(np.arange(len(design.sizes)), design.sizes)
+    for spread in (0.0, 0.03):
+        arms = draw(replace(PLAIN, seed_sd=spread), design, 0.05, 40, np.random.default_rng(1))
+        of_seeds, of_means = (
+            PairedTest(*each, unit_T, fixed=design.fixed, num_flips=399).p()
+            for each in (arms, [arm_XST.mean(1, keepdims=True) for arm_XST in arms])
+        )
+        assert (of_seeds >= of_means - 1e-9).all() and (of_seeds > of_means + 1e-6).mean() > 0.3
+
+
 def test_seeds_are_named_where_tasks_cannot_help():
     """The width of three trainings of 3 points is theirs, and no number of tasks takes it away."""
     model, design, random = replace(PLAIN, seed_sd=0.03), Design((1,) * 200, seeds=3), np.random.default_rng(1)
