@@ -91,7 +91,6 @@ class StageCommand(HelpCommand):
         """Execute the stage, or show its plan, as its words and options ask."""
         from composer_cli import call
         from composer_cli.console import Console
-        from composer_cli.preset import describe_unlike_presets
         from composer_stages.runs import catalog
         from composer_stages.runs.activity import on_activity
         from composer_stages.runs.run import Run
@@ -108,8 +107,11 @@ class StageCommand(HelpCommand):
             files = read_for_stage(stage, arguments.config, console.notify)
             configured = partial(call.configure, stage, typed=typed, trust=arguments.trust)
             configuration = configured(files)
-            if stage == "train" and (note := describe_unlike_presets(configuration)):
-                console.notify(f"train: {note}")
+            if stage == "train":
+                from composer_cli.preset import describe_unlike_presets
+
+                if note := describe_unlike_presets(configuration):
+                    console.notify(f"train: {note}")
             study, runs = self.loaded.study, list(values["from_"] or ())
             if values.get("plan") and study is not None:
                 pilots = [Run(catalog.find(arguments.artifacts, name)) for name in runs]

@@ -52,6 +52,7 @@ class SamplingUnit:
 
 
 SWE_BENCH = "swe-bench"
+TERMINAL_BENCH = "terminal-bench"
 """The environment name that importers write for benchmarks of SWE-bench's family."""
 REPOSITORY = SamplingUnit("repository", fixed=True)
 FAMILY = SamplingUnit()

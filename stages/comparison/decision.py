@@ -47,11 +47,10 @@ from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.difference import Difference
 from composer_stages.evaluation.inference import ALPHA, MIN_GAIN, PairedTest, rate_interval
 from composer_stages.evaluation.outcomes import PASSED, PairedOutcomes, average_cells
-from composer_stages.formats import terminal_bench
 from composer_stages.formats.measurement import ScoreKind
-from composer_stages.terms import SWE_BENCH
+from composer_stages.terms import SWE_BENCH, TERMINAL_BENCH
 
-COUNTING_AS_FAILED = frozenset({SWE_BENCH, terminal_bench.NAME})
+COUNTING_AS_FAILED = frozenset({SWE_BENCH, TERMINAL_BENCH})
 """The environments whose own tables count what has no verdict as failed."""
 PERCENT, FEW_PERCENT = 100, 5
 """The top of a scale in percent, and the median above which scores are no shares of 1."""

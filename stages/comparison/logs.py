@@ -35,7 +35,6 @@ from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
 from composer_stages.formats.rows import usage
-from composer_stages.formats.swebench import PREDICTIONS
 from composer_stages.rollouts.trace import require_unmixed
 from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
@@ -56,6 +55,8 @@ ITEM = pa.schema(
 """One sample. question: a digest of what was asked; score: the chosen one; reason: why there is none; place: where the
 record is; pair_set: what the training of the model learnt from; state: null for scored; item: the source's name of the
 task; log: its number in `logs`. What it cost is null where that is not recorded."""
+NUMBERS = ("scores", "weights", "before")
+"""What a sample has numbers of, by the names of its scores."""
 ROLLOUT_PAGE, ID = "rollout/", "?id="
 """The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
@@ -69,9 +70,9 @@ class ReadLog:
     """The items of one side, and what is known about how they were made.
 
     scores: every score of the rows of `items` by its name, of which `scored_by` makes one the score; NaN or null where
-    a row lacks it. weights: of the scores that are aggregated by weight. groups: columns whose values tasks may share.
-    logs: what was measured. notes: sentences about what was left out. sampling: what its tasks were drawn by, None for
-    tasks alone. chosen: the name of the score.
+    a row lacks it. weights: of the scores that are aggregated by weight. before: scores that a person has changed, as
+    they were scored. groups: columns whose values tasks may share. logs: what was measured. notes: sentences about what
+    was left out. sampling: what its tasks were drawn by, None for tasks alone. chosen: the name of the score.
     """
 
     label: str
@@ -80,6 +81,7 @@ class ReadLog:
     date: str = ""
     scores: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
     weights: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
+    before: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
     groups: Mapping[str, pa.ChunkedArray] = field(default_factory=dict)
     logs: tuple[MeasuredLog, ...] = ()
     notes: tuple[str, ...] = ()
@@ -117,9 +119,12 @@ class ReadLog:
 
     def kept(self, rows: pa.ChunkedArray) -> "ReadLog":
         """Return the log with some of its rows, by a mask."""
-        parts = (self.scores, self.weights, self.groups)
-        scores, weights, groups = ({name: column.filter(rows) for name, column in part.items()} for part in parts)
-        return replace(self, items=self.items.filter(rows), scores=scores, weights=weights, groups=groups)
+        parts = (self.scores, self.weights, self.before, self.groups)
+        scores, weights, before, groups = (
+            {name: column.filter(rows) for name, column in part.items()} for part in parts
+        )
+        items = self.items.filter(rows)
+        return replace(self, items=items, scores=scores, weights=weights, before=before, groups=groups)
 
     def counted(self, name: str) -> pa.ChunkedArray:
         """Return one of the scores, null where its sample has no verdict."""
@@ -253,11 +258,11 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     samples, logs = LoggedSamples(path, drops, alone=len(detected) == 1), list[MeasuredLog]()
     numbers = dict[str, int]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
-    reader_names = {reader.name for reader in detected.values() if reader}
-    only = reader_names - {PREDICTIONS}
-    unknown = [source.label for source, reader in detected.items() if reader_names and reader is None]
+    found = [reader for reader in detected.values() if reader]
+    has_rollouts = not all(reader.submits for reader in found)
+    unknown = [source.label for source, reader in detected.items() if found and reader is None]
     for source, reader in detected.items():
-        if (reader is None and reader_names) or (reader is not None and only and reader.name == PREDICTIONS):
+        if (reader is None and found) or (reader and reader.submits and has_rollouts):
             continue
         for number, record in enumerate(_trajectories(source, reader, sidecars, drops, not unit)):
             trajectory = record.trajectory
@@ -270,10 +275,11 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
             samples.add(record, _item(record, unit, numbers))
     counting = samples.counting()
     rows = {name: [sample.row.get(name) for sample in counting] for name in ITEM.names}
+    scores, weights, before = (_columns([sample.row for sample in counting], kind) for kind in NUMBERS)
     broken = Counter(sample.status for sample in counting if sample.status is not None)
     if not rows["task"]:
         first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
-        if isinstance(first, dict) and not reader_names:
+        if isinstance(first, dict) and not found:
             EVERY_COLUMN.choose(path, [*first])
         raise BadInput("comparison.no-sample", path=path, drops=(+drops).most_common(3))
     if unit and not any(rows["unit"]):
@@ -281,14 +287,16 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     notes = [Sentence("comparison.dropped-records", records=num, reason=reason) for reason, num in (+drops).items()]
     notes += [Sentence("comparison.unknown-files", files=len(unknown), first=unknown[0])] if unknown else []
     notes += [Sentence("comparison.broken-log", status=status, samples=num) for status, num in broken.items()]
+    notes += _errors_counted(rows["state"], rows["reason"])
     return ReadLog(
         _label(path, [source for source in sources if not source.is_sidecar]),
         pa.table(rows, schema=ITEM),
         tuple(programs),
         _date(" ".join(source.label for source in detected)),
-        _columns([sample.row["scores"] for sample in counting]),
-        _columns([sample.row["weights"] for sample in counting]),
-        _columns([sample.row["groups"] for sample in counting], "string"),
+        scores,
+        weights,
+        before,
+        _columns([sample.row for sample in counting], "groups", pa.string()),
         tuple(logs),
         tuple(notes),
         choose_unit({*map(str, rows["env"])}, {*rows["family"]}),
@@ -296,10 +304,17 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     )
 
 
-def _columns(rows: Sequence[Mapping[str, Any]], kind: str = "double") -> dict[str, pa.ChunkedArray]:
-    """Return the values of rows by name, a column each."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: pa.array([row.get(name) for row in rows], kind) for name in names}
+def _errors_counted(states: Sequence[str | None], reasons: Sequence[str | None]) -> list[Sentence]:
+    """Return a note for each error in which samples ended that their program counts."""
+    ended = Counter(why for state, why in zip(states, reasons, strict=True) if state == State.SCORED_WITH_ERROR)
+    return [Sentence("comparison.errors-counted", samples=number, reason=why) for why, number in ended.items()]
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], kind: str, of: pa.DataType | None = None) -> dict[str, pa.ChunkedArray]:
+    """Return what is of one kind in all rows by its names, a column each; numbers where no other type is given."""
+    values = [row.get(kind) or {} for row in rows]
+    names = dict.fromkeys(name for row in values for name in row)
+    return {name: pa.array([row.get(name) for row in values], of or pa.float64()) for name in names}
 
 
 @dataclass
@@ -424,8 +439,7 @@ def _item(record: ReadTrajectory, unit: str, logs: Mapping[str, int]) -> dict[st
         "question": measured.asked or None,
         "item": measured.item or None,
         "seed": 0,
-        "scores": measured.scores,
-        "weights": measured.weights,
+        **{name: getattr(measured, name) for name in NUMBERS},
         "groups": _groups(trajectory),
         **usage(trajectory),
         "reason": measured.reason or None,
@@ -520,7 +534,7 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
     sampling = choose_unit(names, {*pc.unique(rows["family"]).to_pylist()} if run.holds(ORIGIN) else None)
     if sampling and manifest.config.get("units", "auto") != "auto":
         sampling = replace(sampling, fixed=manifest.config["units"] == "fixed")
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = tuple(_errors_counted(*(measured.items[n].to_pylist() for n in ("state", "reason"))))
     if twins:
         notes = (Sentence("comparison.impossible-tasks", samples=twins),)
     if run.holds(EVAL_ITEM) and (broke := num_apart(rows, KEPT)):
@@ -559,11 +573,19 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
         "question": pa.array([sample.get("asked") for sample in measured], pa.string()),
         "log": pa.array([at.get(sample.get("log")) for sample in measured], pa.int64()),
     }
-    scores, weights = (_columns([sample.get(name) or {} for sample in measured]) for name in ("scores", "weights"))
+    scores, weights, before = (_columns(measured, kind) for kind in NUMBERS)
     verdicts = [bool(_verdict({"state": None, "scores": {}, **sample})) for sample in measured]
     again = replayed([sample.get("attempt") for sample in measured], verdicts, origins["file"].to_pylist())
     cells["counts"] = pa.array([number not in again for number in range(len(rows))])
-    return ReadLog("", pa.table(cells), (program,), "", scores or {REWARD: reward}, weights, logs=tuple(logs.values()))
+    return ReadLog(
+        "",
+        pa.table(cells),
+        (program,),
+        scores=scores or {REWARD: reward},
+        weights=weights,
+        before=before,
+        logs=tuple(logs.values()),
+    )
 
 
 def choose_unit(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:

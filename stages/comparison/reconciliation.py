@@ -26,12 +26,17 @@ CLOSE = 1e-6
 FEWEST_DIGITS = 3
 """Digits behind the point from which a reported number may be a rounded one."""
 Values = np.ndarray[tuple[int], np.dtype[np.float64]]
-Reason = Literal["", "reducer", "missing", "recorded", "recorded and missing", "weighting", "absent", "unknown"]
+Reason = Literal[
+    "", "reducer", "missing", "recorded", "recorded and missing", "edited", "weighting", "absent", "unknown"
+]
 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """One number of a program beside ours. reason: empty where they agree; number: of the samples that explain it."""
+    """One number of a program beside ours. reason: empty where they agree; number: of the samples that explain it.
+
+    tasks: how many a group of tasks has; 0 for the number of one log.
+    """
 
     program: str
     task: str
@@ -41,19 +46,21 @@ class Reconciled:
     reason: Reason = ""
     number: int = 0
     reducer: str = ""
+    tasks: int = 0
 
 
 @dataclass(frozen=True)
 class LogRows:
     """The samples of a log: the numbers of their tasks, their scores as we count them, and as the log has them.
 
-    NaN for no score.
+    NaN for no score. before: those that a person has changed, as they were.
     """
 
     tasks: np.ndarray[tuple[int], np.dtype[np.int64]]
     counted: Values
     recorded: Values
     weights: Values
+    before: Values
 
     def number(self, values: Values, how: str, reducer: str = "") -> float:
         """Return the one number that a program makes of these scores; NaN of none."""
@@ -134,11 +141,14 @@ def reduce_epochs(scores: Sequence[float], reducer: str) -> float:
 
 def reconcile(log: ReadLog) -> tuple[Reconciled, ...]:
     """Return the numbers that the programs of a side report of its score, beside ours."""
-    found = []
+    found, groups = list[Reconciled](), dict[Reported, list[int]]()
     for at, measured in enumerate(log.logs):
-        if not measured.reported:
+        reported = [number for number in measured.reported if number.score == log.chosen and not number.tasks]
+        for number in measured.reported:
+            if number.score == log.chosen and number.tasks:
+                groups.setdefault(number, []).append(at)
+        if not reported:
             continue
-        reported = [number for number in measured.reported if number.score == log.chosen]
         # A log that was tried again repeats samples of another one, which count there.
         kin = [n for n, each in enumerate(log.logs) if _evaluation(each) == _evaluation(measured)]
         sets = [
@@ -152,7 +162,24 @@ def reconcile(log: ReadLog) -> tuple[Reconciled, ...]:
         ]
         unknown = [result for result in each if result.reason == "unknown"]
         found += unknown[:1] or sorted(each, key=lambda result: order(result.reason))[:1]
-    return tuple(found)
+    return (*found, *(explain_group(log, number, numbers) for number, numbers in groups.items()))
+
+
+def explain_group(log: ReadLog, reported: Reported, numbers: Sequence[int]) -> Reconciled:
+    """Return the number of a group of tasks beside ours, in which tasks weigh by their samples or all alike.
+
+    numbers: of the logs of its tasks. Nothing can be said where some of them are not here.
+    """
+    logs, rows = [log.logs[at] for at in numbers], [rows_of(log, [at]) for at in numbers]
+    values = [each.number(each.counted, of.kind(reported.score).how) for of, each in zip(logs, rows, strict=True)]
+    sizes = [int((~np.isnan(each.counted)).sum()) for each in rows]
+    absent = len({*reported.tasks} - {of.task for of in logs})
+    means = [float(np.average(values, weights=weights)) for weights in (sizes, None)] if all(sizes) else [float("nan")]
+    ours = next((mean for mean in means if same(reported.value, mean, Aggregate.OTHER)), means[0])
+    agrees = same(reported.value, ours, Aggregate.OTHER)
+    reason: Reason = "" if agrees else "absent" if absent else "unknown"
+    program, name, value = logs[0].program, reported.name, reported.value
+    return Reconciled(program, "", name, value, ours, reason, absent, tasks=len(reported.tasks))
 
 
 def _evaluation(log: MeasuredLog) -> tuple[str, str, str | None]:
@@ -163,13 +190,18 @@ def rows_of(log: ReadLog, numbers: Sequence[int]) -> LogRows:
     """Return the samples of some of a side's logs."""
     at = pc.fill_null(pc.is_in(log.items["log"], pa.array(numbers, pa.int64())), False)
     items, recorded = log.items.filter(at), _numbers(log.scores[log.chosen].filter(at))
-    weights = log.weights.get(log.chosen)
+    ones, none = np.ones(len(items)), np.full(len(items), np.nan)
+    weights, before = (
+        default if values is None else _numbers(values.filter(at))
+        for values, default in ((log.weights.get(log.chosen), ones), (log.before.get(log.chosen), none))
+    )
     uncounted = pc.fill_null(pc.is_in(items["state"], pa.array([state.value for state in UNCOUNTED])), False)
     return LogRows(
         np.asarray(items["task"].combine_chunks().dictionary_encode().indices, dtype=np.int64),
         np.where(uncounted.to_numpy(), np.nan, recorded),
         recorded,
-        np.ones(len(items)) if weights is None else _numbers(weights.filter(at)),
+        weights,
+        before,
     )
 
 
@@ -190,8 +222,8 @@ def explain(log: MeasuredLog, reported: Reported, rows: LogRows) -> Reconciled:
         ),
         ("unknown", 0),
     )
-    if reason in ("", "weighting") and same(reported.value, ours, how):
-        reason, number = "", 0
+    if reason in ("", "weighting"):
+        reason = "" if same(reported.value, ours, how) else "weighting"
     absent = (reported.count or 0) - int((~np.isnan(rows.counted)).sum())
     if reason == "unknown" and absent > 0:
         total, of = float(np.nansum(rows.counted)), reported.count or 1
@@ -209,6 +241,9 @@ def guesses(reported: Reported, rows: LogRows, how: str) -> Iterator[tuple[Reaso
     reducer = reported.reducer
     first: Reason = "reducer" if reducer not in ("", MEAN) else ""
     yield first, 0, lambda: rows.number(rows.counted, how, reducer)
+    if edited := int((~np.isnan(rows.before)).sum()):
+        first_scores = np.where(np.isnan(rows.before) | np.isnan(rows.counted), rows.counted, rows.before)
+        yield "edited", edited, lambda: rows.number(first_scores, how, reducer)
     if recorded:
         yield "recorded", recorded, lambda: rows.number(rows.recorded, how, reducer)
         zeros = np.nan_to_num(rows.recorded)
@@ -221,7 +256,7 @@ def guesses(reported: Reported, rows: LogRows, how: str) -> Iterator[tuple[Reaso
 
 
 REASONS: tuple[Reason, ...] = (
-    *("", "reducer", "weighting", "recorded", "missing", "recorded and missing", "absent", "unknown"),
+    *("", "reducer", "weighting", "edited", "recorded", "missing", "recorded and missing", "absent", "unknown"),
 )
 """From the one that needs the least explanation."""
 

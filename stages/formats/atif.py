@@ -89,13 +89,13 @@ def _log(trial: Record, origin: Origin) -> MeasuredLog:
     evaluation = (job.get("evals") or {}).get(
         "__".join(filter(None, (agent.get("name"), model, source or "adhoc")))
     ) or {}
-    numbers: Record
-    numbers, rewards = (
-        next(iter(evaluation.get("metrics") or []), {}),
-        [*(evaluation.get("reward_stats") or {REWARD: {}})],
-    )
-    # Of one reward the metric has the name of the mean, of several the names of the rewards.
-    values = {rewards[0]: numbers.get(MEAN)} if len(rewards) == 1 else numbers
+    stats: dict[str, dict[str, list[str]]] = evaluation.get("reward_stats") or {REWARD: {}}
+    # Of one reward a metric has the name of how it is aggregated; of several those of the rewards, whichever it is.
+    numbers: Record = next((each for each in evaluation.get("metrics") or [] if MEAN in each), {})
+    values = {next(iter(stats)): numbers[MEAN]} if len(stats) == 1 and numbers else {}
+    for name, trials in stats.items():
+        if name not in values and (total := sum(map(len, trials.values()))):
+            values[name] = sum(float(value) * len(names) for value, names in trials.items()) / total
     reported = [
         Reported(name, MEAN, float(v), Aggregate.SAMPLES) for name, v in values.items() if isinstance(v, int | float)
     ]

@@ -159,6 +159,8 @@ class Reader:
     """Whether a record describes a rollout of its folder or of a file above, and is a rollout only without one."""
     judges: bool = False
     """Whether a record judges rollouts of any other files, and holds rollouts only where there are none."""
+    submits: bool = False
+    """Whether a record is what a rollout submitted, and a rollout itself only where no other file holds any."""
 
 
 def family_of(task_id: str) -> str:

@@ -37,7 +37,7 @@ OF_A_RUN = (
 """Patterns of reports below the folder of a run."""
 BESIDE = (
     *("metadata.json", "{stem}.metadata.json", "{stem}.report.json", "results_*.json", "run_spec.json"),
-    "run_metadata.json",
+    *("run_metadata.json", "{stem}_results.json"),
     *OF_A_RUN,
 )
 DETAILS = "details"
@@ -58,6 +58,10 @@ LFS = b"version https://git-lfs.github.com/spec/"
 HEADERS = ("header.json", "_journal/start.json")
 """Members of an Inspect archive that hold its header, the first that is there."""
 SUMMARIES, JOURNAL = "summaries.json", "_journal/summaries/"
+UPDATES = "_journal/config_updates/"
+"""Changes of settings while an evaluation ran, one a member; a log that was written anew has them in its header."""
+SHARDS, RECOVERED = ".shards", "-recovered"
+"""The ending of the folder that holds the parts of a log, each in a folder; and of a log made whole after a crash."""
 SHORTENED = "(content truncated)"
 """The end of an input that a summary does not hold in full."""
 PART = re.compile(r"(?P<sample>samples/.+_epoch_\d+)/(?P<part>sample|metadata|skeleton|\w+(?=/))(?:/\w+)?\.json")
@@ -155,9 +159,10 @@ class Source:
             with zipfile.ZipFile(self.path) as archive:
                 # Without `header.json` the evaluation is still running or was killed: only its start is recorded.
                 names = {*archive.namelist()}
-                header: Any = next((_value(_member(archive, name)) for name in HEADERS if name in names), {})
+                header = _header(archive, names)
                 # Each sample has the header: what grows with their number would be read in its square.
                 header.get("eval", {}).get("dataset", {}).pop("sample_ids", None)
+                header.get("eval", {}).pop("shards", None)
                 unpacked = sum(info.file_size for info in archive.infolist())
                 if unpacked > MOST_UNPACKED:
                     limit = MOST_UNPACKED >> 30
@@ -282,6 +287,15 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         return content
 
 
+def _header(archive: zipfile.ZipFile, names: Collection[str]) -> Any:
+    """Return the header of an archive, with the changes of settings that its journal alone has."""
+    header: Any = next((_value(_member(archive, name)) for name in HEADERS if name in names), {})
+    updates = sorted((name for name in names if name.startswith(UPDATES)), key=lambda name: (len(name), name))
+    if updates and not header.get("config_updates"):
+        header["config_updates"] = [_value(_member(archive, name)) for name in updates]
+    return header
+
+
 def _parts_of_samples(names: Iterable[str]) -> dict[str, dict[str, list[str]]]:
     """Return the samples of an archive by the name of their document without its ending, with those of its parts.
 
@@ -399,7 +413,7 @@ def _matching(path: Path) -> list[Source]:
     if path.is_dir():
         folder = path.resolve()
         inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
-        inside = _foreign_files(inside)
+        inside = _without_merged(_foreign_files(inside))
         sources = [Source(p.resolve(), f"{folder.name}/{p.relative_to(path)}", "", root=folder) for p in inside]
         return [*sources, *_sidecars(folder.parent, OF_A_RUN), *_lighteval_results(folder)] if sources else []
     if any(character in path.name for character in "*?["):
@@ -419,6 +433,43 @@ def _foreign_files(files: Sequence[Path]) -> list[Path]:
     # A run folder may be inside another one: the nearest counts.
     runs = {path: next((folder for folder in path.parents if folder in exported), None) for path in files}
     return [path for path, run in runs.items() if run is None or path in exported[run]]
+
+
+def _without_merged(files: Sequence[Path]) -> list[Path]:
+    """Leave out what another file of an Inspect log holds too, of logs that were merged from parts.
+
+    The merged log lists the newest file of each part and its size. Where these are as they were, it holds all; where
+    one was written since, the parts hold all, unless some of those that it lists are no longer there.
+    """
+    sets: dict[Path, dict[Path, list[Path]]] = {}
+    for path in files:
+        if path.suffix == ".eval" and path.parent.parent.suffix == SHARDS:
+            sets.setdefault(path.parent.parent, {}).setdefault(path.parent, []).append(path)
+    left_out = set[Path]()
+    for folder, parts in sets.items():
+        base = folder.with_suffix("").name
+        for merged in (folder.with_name(f"{base}.eval"), folder.with_name(f"{base}{RECOVERED}.eval")):
+            listed = _listed_parts(merged) if merged in files else {}
+            newest = {part: max(paths, key=_attempt) for part, paths in parts.items()}
+            kept = {part for part, path in newest.items() if listed.get(path) != path.stat().st_size}
+            left_out |= {path for part, paths in parts.items() if part not in kept for path in paths}
+            if kept and {path.parent for path in listed} <= {*parts} and listed:
+                left_out = left_out - {path for paths in parts.values() for path in paths} | {merged}
+    return [path for path in files if path not in left_out]
+
+
+def _attempt(path: Path) -> tuple[str, bool]:
+    """Return a key that orders the files of a part by the time in their names, one made whole last."""
+    return path.name.partition("_")[0], path.stem.endswith(RECOVERED)
+
+
+def _listed_parts(merged: Path) -> dict[Path, int]:
+    """Return the files that a log was merged from, with their sizes; none where it does not say."""
+    with suppress(*DAMAGE, TypeError), zipfile.ZipFile(merged) as archive:
+        ledger = _header(archive, {*archive.namelist()})["eval"]["shards"]["ledger"]
+        folder = merged.with_name(merged.stem.removesuffix(RECOVERED) + SHARDS)
+        return {folder / part["shard"] / part["log"]: part["size"] for part in ledger}
+    return {}
 
 
 def _lighteval_results(folder: Path) -> list[Source]:

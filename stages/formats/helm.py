@@ -1,7 +1,9 @@
 """HELM: `per_instance_stats.json` of a run, the statistics of every instance; no transcript.
 
 A run's main metric is in the schema of its leaderboard alone: here it is that of its scenario where the schemas of HELM
-Classic and Lite name another one than the first of `METRICS` that an instance has. Where a run has instances of the
+Classic and Lite name another one than the first of `METRICS` that an instance has. Schemas say of a metric whether
+lower is better. An instance without any of these metrics has all statistics that are not about it (`ABOUT`) as scores.
+Where a run has instances of the
 test split, those of the validation split are left out, as HELM's own tables do; so are perturbed copies. An instance
 is named by its scenario with its arguments, as every subject numbers its own. The model is in `run_spec.json`.
 
@@ -30,8 +32,11 @@ from composer_stages.formats.reports import STATS
 from composer_stages.words import Sentence
 
 NAME = "helm"
-METRICS: list[str] = FIELDS["helm"]["metrics"]
-MAIN = {"wmt_14": "bleu_4"} | dict.fromkeys(FIELDS["helm"]["quasi_exact_match"], "quasi_exact_match")
+METRICS: list[str] = [*FIELDS["helm"]["metrics"], *FIELDS["helm"]["lower"]]
+LOWER, ABOUT = (frozenset(FIELDS["helm"][name]) for name in ("lower", "about"))
+MAIN = {"wmt_14": "bleu_4", "real_toxicity_prompts": "toxic_frac", "bold": "toxic_frac"} | dict.fromkeys(
+    FIELDS["helm"]["quasi_exact_match"], "quasi_exact_match"
+)
 """The main metric by scenario."""
 
 
@@ -73,7 +78,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     )
     family = f"{env}:{scenario_arguments}" if scenario_arguments else env
     main = next((name for name in (MAIN.get(env), *METRICS) if name and means.get(name) is not None), None)
-    names = tuple(name for name in METRICS if means.get(name) is not None)
+    known = [name for name, mean in means.items() if mean is not None and name not in ABOUT]
+    names = tuple(sorted({*known} & {*METRICS}, key=METRICS.index)) or tuple(known)
     split, stats = _split(record), origin.sidecars.descriptions.get((origin.path.parent, STATS), {}).get(STATS, [])
     log = origin.log((family, names), lambda: _log(family, names, main, about, split, stats))
     yield Trajectory(
@@ -93,7 +99,9 @@ def _log(
     family: str, names: tuple[str, ...], main: str | None, about: Record, split: str | None, stats: list[Record]
 ) -> MeasuredLog:
     """Return what a run is of."""
-    kinds = tuple(ScoreKind(name, name, main=name == main) for name in names)
+    # The schemas say whether lower values are better; of a metric that they do not have, nobody does.
+    ways = {name: name not in LOWER for name in METRICS}
+    kinds = tuple(ScoreKind(name, name, higher_is_better=ways.get(name), main=name == main) for name in names)
     reported = [
         Reported(stat["name"]["name"], "mean", float(stat["mean"]), Aggregate.SAMPLES)
         for stat in stats

@@ -67,12 +67,16 @@ STOP_REASONS = {
     "content_filter": "content_filter",
 }
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "seed")
+LIMITS = ("message_limit", "token_limit", "time_limit", "working_limit", "cost_limit", "turn_limit")
+"""Settings of an evaluation that end its samples."""
 COUNTS_ERRORS = (0, 3, 248)
 """The version from which a score counts although its sample ended in an error."""
 VERDICTS = ("hidden_pass", "hacked")
 """What the writer notes as scores beside the reward."""
 MEANS = frozenset({"accuracy", "mean"})
 """Metrics that are the mean of the samples' values."""
+SHARD = re.compile(r"[^/]+\.shards/[^/]+$")
+"""The folder of a part of an evaluation that several workers share."""
 SUMMARY = ("id", "epoch", "input", "target", "scores", "model_usage", "uuid", "metadata")
 
 
@@ -99,7 +103,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
             trajectory.missing |= {missing.STEPS} if brief else set()
             if (task := record["eval"].get("task_id")) and sample.get("epoch") is not None:
                 # The number 1 and the text "1" are two ids.
-                folder = origin.file.rpartition("/")[0]
+                folder = SHARD.sub("", origin.file.rpartition("/")[0])
                 trajectory.measured.attempt = f"{folder}/{task}/{trajectory.model}/{sample['id']!r}/{sample['epoch']}"
             trajectory.log = origin.log(trajectory.model, lambda: _log(record))
             yield trajectory
@@ -132,6 +136,7 @@ def _log(record: Record) -> MeasuredLog:
     # An archive without a header, of an evaluation that runs or was killed, has no status.
     status = record.get("status", "started")
     settings = (about.get("model_generate_config") or {}) | ((record.get("plan") or {}).get("config") or {})
+    settings |= {name: config.get(name) for name in LIMITS} | _changed(record.get("config_updates") or [])
     version = str((about.get("packages") or {}).get("inspect_ai") or "")
     reduced = {"reducer": ", ".join(reducers)} if reducers and reducers != ["mean"] else {}
     return MeasuredLog(
@@ -147,19 +152,40 @@ def _log(record: Record) -> MeasuredLog:
     )
 
 
+def _changed(updates: Iterable[Record]) -> dict[str, str]:
+    """Return the settings that were changed while the evaluation ran, with all their values."""
+    values = dict[str, list[str]]()
+    for change in (change for update in updates for change in update["changes"]):
+        if change.get("config") == "generate" or change["name"] in LIMITS:
+            before = values.setdefault(change["name"], [str(change.get("previous"))])
+            before.append(before[0] if change.get("cleared") else str(change.get("value")))
+    return {name: ", then ".join(of_name) for name, of_name in values.items()}
+
+
 def _scores(about: Record, scores: Record) -> dict[str, float | None]:
     """Return the values of a sample by the names of their scores: those of the scorers that the evaluation names."""
     named = [scorer["name"] for scorer in about.get("scorers") or [] if scorer.get("name") in scores]
-    values = dict[str, float | None]()
-    for scorer in named or scores:
-        value = scores[scorer].get("value")
-        parts = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list) else None
-        values |= (
-            {scorer: _number(value)}
-            if parts is None
-            else {f"{scorer}.{key}": _number(part) for key, part in parts.items()}
-        )
-    return values
+    return {name: number for scorer in named or scores for name, number in _parts(scorer, scores[scorer].get("value"))}
+
+
+def _parts(scorer: str, value: Any) -> Iterator[tuple[str, float | None]]:
+    """Yield the number of a score, or of each of its parts, with its name."""
+    if isinstance(value, dict | list):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"{scorer}.{key}", _number(part)) for key, part in parts)
+    else:
+        yield scorer, _number(value)
+
+
+def _before(scores: Record) -> dict[str, float | None]:
+    """Return the scores that were edited as they had been: results that were not computed again are of these."""
+    edited = {scorer: score["history"][0] for scorer, score in scores.items() if score.get("history")}
+    return {
+        name: number
+        for scorer, first in edited.items()
+        if not first.get("provenance")  # one that was added by an edit had been none
+        for name, number in _parts(scorer, first.get("value"))
+    }
 
 
 def _counts_errors(about: Record) -> bool:
@@ -176,7 +202,9 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     _add_outputs(sample, turns)
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
     # The number 1 and the text "1" are two ids.
-    measured = MeasuredSample(_scores(about, scores), epoch=sample.get("epoch"), item=repr(sample["id"]))
+    measured = MeasuredSample(
+        _scores(about, scores), epoch=sample.get("epoch"), item=repr(sample["id"]), before=_before(scores)
+    )
     usage = (sample.get("model_usage") or {}).get(about["model"]) or {}
     marked = (sample.get("metadata") or {}).get("composer") or {}
     # The writer noted the type of an error; Inspect's own is a message (text in old logs) and tracebacks.

@@ -12,7 +12,7 @@ Format read from EleutherAI/lm-evaluation-harness, `lm_eval/loggers/evaluation_t
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_stages.formats.base import (
@@ -160,6 +160,7 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
         value = results.get(reported_as, results.get(metric))
         if isinstance(value, int | float) and how is not Aggregate.OTHER and metric != BYPASS:
             reported.append(Reported(name, reported_as, float(value), how, count=results.get("sample_len")))
+            reported += _of_groups(name, reported_as, task, about)
     shots = about.get("n-shot") or {}
     settings = {**(about.get("sampling") or {}), **({"num_fewshot": {task: shots[task]}} if task in shots else {})}
     settings |= {name: about.get(name) for name in ("chat_template_sha", "system_instruction_sha")}
@@ -177,6 +178,27 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
         as_settings(settings),
         reported=tuple(reported),
     )
+
+
+def _of_groups(name: str, reported_as: str, task: str, about: Record) -> Iterator[Reported]:
+    """Yield the numbers of a metric of the groups that hold a task."""
+    results = {**about["results"], **(about.get("groups") or {})}
+    for group in about.get("group_subtasks") or {}:
+        value, tasks = results.get(group, {}).get(reported_as), _tasks_of(group, about["group_subtasks"])
+        if isinstance(value, int | float) and group != task and task in tasks:
+            having = tuple(sorted(each for each in tasks if reported_as in results.get(each, {})))
+            yield Reported(name, f"{reported_as} of {group}", float(value), tasks=having)
+
+
+def _tasks_of(group: str, subtasks: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the tasks of a group and of the groups in it."""
+    tasks, waiting = set[str](), [group]
+    while waiting:
+        if children := subtasks.get(each := waiting.pop()):
+            waiting += [child for child in children if child not in tasks]
+        else:
+            tasks.add(each)
+    return tasks
 
 
 def _higher_is_better(about: Record, task: str, metric: str) -> bool | None:

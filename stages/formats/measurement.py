@@ -96,7 +96,10 @@ class ScoreKind:
 
 @dataclass(frozen=True)
 class Reported:
-    """A number that the program itself reports of a score. name: what the program calls it; count: of how many."""
+    """A number that the program itself reports of a score. name: what the program calls it; count: of how many.
+
+    tasks: all those of a group of tasks, whose numbers are averaged, each with equal weight or that of its samples.
+    """
 
     score: str
     name: str
@@ -104,6 +107,7 @@ class Reported:
     how: str = Aggregate.TASKS
     reducer: str = ""
     count: int | None = None
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,9 @@ class MeasuredLog:
         kinds = tuple(
             ScoreKind(**{**kind, "scale": tuple(kind["scale"]) if kind["scale"] else None}) for kind in record["kinds"]
         )
-        reported = tuple(Reported(**number) for number in record["reported"])
+        reported = tuple(
+            Reported(**{**number, "tasks": tuple(number.get("tasks", ()))}) for number in record["reported"]
+        )
         return cls(**{**record, "kinds": kinds, "reported": reported})
 
 
@@ -153,9 +159,9 @@ class MeasuredSample:
 
     scores: by the name of their kind, None for one that it lacks. state, reason: None and empty where they follow from
     scores and error (`reading.completed`). epoch: or trial. weights: of the scores that a program aggregates by
-    weight. attempt: key of the evaluation's sample and epoch, where the source plays failed samples again. item:
-    the source's own name of the task, by which `compare` tells apart what was asked in the same words. asked: a digest
-    of the question.
+    weight. before: scores that a person has changed, as they were scored. attempt: key of the evaluation's sample and
+    epoch, where the source plays failed samples again. item: the source's own name of the task, by which `compare`
+    tells apart what was asked in the same words. asked: a digest of the question.
     """
 
     scores: dict[str, float | None] = field(default_factory=dict)
@@ -163,6 +169,7 @@ class MeasuredSample:
     reason: str = ""
     epoch: int | None = None
     weights: dict[str, float] = field(default_factory=dict)
+    before: dict[str, float | None] = field(default_factory=dict)
     attempt: str | None = None
     item: str = ""
     asked: str = ""

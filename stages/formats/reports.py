@@ -28,6 +28,10 @@ NOT_RUN = ("incomplete_ids", "pending_ids")
 what was predicted of them has no verdict."""
 INFRASTRUCTURE, REASONS = "infra_failure_ids", "failure_reasons"
 """Instances that SWE-bench 5 lists as failures of its machines, beside their place among the unresolved; and why."""
+ERRORS = "error_ids"
+"""Instances whose run left no report: a patch that does not apply, a time limit, or a failure of the machine. SWE-bench
+counts them as unresolved."""
+BROKEN = State.SCORED_WITH_ERROR, "no report of the harness"
 STATS = "stats"
 """What numbers that a program reports of a folder are described under."""
 TIME = "time of the file"
@@ -60,6 +64,8 @@ class Report:
     whole_run: bool
     unjudged: dict[str, tuple[State, str]] = field(default_factory=dict)
     """Why instances have no verdict."""
+    errors: frozenset[str] = frozenset()
+    """Instances whose verdict is that their run ended in an error."""
     total: tuple[int, int | None] | None = None
     """How many instances are resolved as the program counts, and of how many that it judged."""
     scope: Path | None = None
@@ -96,7 +102,8 @@ def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | 
             unjudged[instance] = State.INVALID, str(reasons.get(instance) or "infrastructure failure")
         number, of = (record.get(f"{name}_instances") for name in ("resolved", "submitted"))
         total = (number, of if isinstance(of, int) else None) if isinstance(number, int) else None
-        return Report(location, {instance: instance in ids for instance in listed}, True, unjudged, total)
+        verdicts = {instance: instance in ids for instance in listed}
+        return Report(location, verdicts, True, unjudged, frozenset(lists.get(ERRORS, ())), total)
     # The verdict without the instance around it: then the folder names the instance.
     if isinstance(ids, bool) and "patch_exists" in record and location.path.stem == "report":
         return Report(location, {location.path.parent.name: ids}, whole_run=False)
@@ -161,7 +168,8 @@ class Reports:
             for report in applying:
                 report.judged.add(instance)
                 report.unlisted |= {instance} - report.verdicts.keys()
-            return ReportedOutcome(verdicts.pop())
+            is_error = any(instance in report.errors for report in applying)
+            return ReportedOutcome(verdicts.pop(), None, None, *(BROKEN if is_error else ()))
         return None
 
     def usage(self) -> dict[str, Any]:
@@ -296,6 +304,9 @@ class Sidecars:
         elif isinstance(record.get("stats"), Mapping) and "evals" in record["stats"]:
             # Harbor's result of a job.
             self.descriptions[path.parent, STATS] = dict(record["stats"])
+        elif {"domain", "num_simulations", "metrics"} <= record.keys():
+            # What NVIDIA's tau2 reports of the file beside it.
+            self.descriptions[path.parent, stem(path).removesuffix("_results")] = dict(record)
         elif {"run_id", "agent_name", "model_name"} <= record.keys():
             # The metadata of a run of Terminal-Bench.
             self.descriptions[path.parent, ""] = {"model": record["model_name"]}

@@ -96,6 +96,7 @@ def _measured(trajectory: Trajectory) -> Row:
         "asked": measured.asked,
         "epoch": measured.epoch,
         "weights": measured.weights,
+        "before": measured.before,
         "attempt": measured.attempt,
     }
     fields |= {"reason": measured.reason, "state": measured.state, "log": trajectory.log and trajectory.log.key}

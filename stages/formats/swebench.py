@@ -27,7 +27,7 @@ from composer_stages.formats import swebench_logs
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
 from composer_stages.formats.files import Loads, Source
 from composer_stages.formats.measurement import REWARD, Aggregate, MeasuredLog, Reported, ScoreKind
-from composer_stages.formats.reports import FileLocation, parse_report, stem
+from composer_stages.formats.reports import BROKEN, FileLocation, parse_report, stem
 from composer_stages.formats.swebench_logs import EvalLog, GradedLog
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
 from composer_stages.runs.store import FolderNames
@@ -94,6 +94,8 @@ def report_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
             trajectory.measured.state, trajectory.measured.reason = report.unjudged[instance]
         else:
             trajectory.resolved = report.verdicts[instance]
+            if instance in report.errors:
+                trajectory.measured.state, trajectory.measured.reason = BROKEN
         yield trajectory
 
 
@@ -177,13 +179,13 @@ def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Dr
 
 
 READERS = (
-    Reader(PREDICTIONS, is_prediction, predicted_trajectories, WITHOUT_TRANSCRIPT),
+    Reader(PREDICTIONS, is_prediction, predicted_trajectories, WITHOUT_TRANSCRIPT, submits=True),
     Reader(
         LOGS,
         lambda record: {"instance_id", "resolved", "grader", "tests_status"} <= record.keys(),
         log_trajectories,
         WITHOUT_TRANSCRIPT,
     ),
-    Reader(PREDICTIONS, is_report, report_trajectories, WITHOUT_TRANSCRIPT, judges=True),
+    Reader(PREDICTIONS, is_report, report_trajectories, WITHOUT_TRANSCRIPT, judges=True, submits=True),
 )
 WRITER = Writer(LOST, prediction_files)

