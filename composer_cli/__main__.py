@@ -2,8 +2,6 @@
 
 import os
 import sys
-from importlib.abc import MetaPathFinder
-from typing import Any
 
 
 def main() -> None:
@@ -15,25 +13,10 @@ def main() -> None:
 
     wait_passively()
     if sys.argv[1:2] == ["compare"]:
+        from composer_stages.runs.tables import leave_pandas_out
+
         leave_pandas_out()
     run_command_line()
-
-
-def leave_pandas_out() -> None:
-    """Have Arrow ask for pandas now, and not find it: to import it takes longer than to compare two logs.
-
-    Arrow asks once, for arrays that are of pandas, of which a comparison makes none; its `to_pandas` asks again.
-    """
-    import pyarrow as pa
-
-    class Absent(MetaPathFinder):
-        def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-            if fullname == "pandas":
-                raise ModuleNotFoundError(name=fullname)
-
-    sys.meta_path.insert(0, absent := Absent())
-    pa.array([None])
-    sys.meta_path.remove(absent)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ Equal rows give equal bytes and digests, whether they come as a list, an iterato
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
@@ -277,3 +279,19 @@ def rows_of(database: "duckdb.DuckDBPyConnection", query: str) -> Generator[Row,
     with database.cursor() as cursor:
         for batch in cursor.sql(query).to_arrow_reader(BATCH_ROWS):
             yield from batch.to_pylist()
+
+
+def leave_pandas_out() -> None:
+    """Have Arrow ask for pandas now, and not find it: to import it takes longer than to compare two logs.
+
+    Arrow asks once, for arrays that are of pandas; its `to_pandas` asks again. For processes that make none such.
+    """
+
+    class Absent(MetaPathFinder):
+        def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+            if fullname == "pandas":
+                raise ModuleNotFoundError(name=fullname)
+
+    sys.meta_path.insert(0, absent := Absent())
+    pa.array([None])
+    sys.meta_path.remove(absent)

@@ -6,7 +6,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-VERSION = "0.24.0"
+VERSION = "0.26.0"
 PLACE = Path("~/.cache/composer/harbor").expanduser() / VERSION
 
 
