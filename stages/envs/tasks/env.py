@@ -146,10 +146,18 @@ class TasksEnv(RepoEnvironment):
 
 def _find_shown(row: Mapping[str, Any], tests: Sequence[str], delivered: Path) -> tuple[str, str]:
     """Return why a row of calls and scripts gives a report, and which of their results are shown; "" for neither."""
+    if (digest := store.digest(dict(row))) in _shown:
+        return _shown[digest]
     results = [*shown.expected_results(row, values.calls_of(row), tests)]
     places = shown.find_shown(results, row["prompt"], read_files(delivered))
     described = shown.describe_shown(places)
-    return shown.hidden_inputs(row) or (SHOWN + described if shown.decide_nothing(results, places) else ""), described
+    reason = shown.hidden_inputs(row) or (SHOWN + described if shown.decide_nothing(results, places) else "")
+    _shown[digest] = reason, described
+    return reason, described
+
+
+_shown: dict[str, tuple[str, str]] = {}
+"""Digest of a row -> what `_find_shown` found, which every play of it asks."""
 
 
 MODULE_FILE = re.compile(r"(?<![\w./-])(?:\./|/testbed/)?((?:src/|lib/)?\w+(?:/__init__)?\.py)\b")
