@@ -69,7 +69,18 @@ from composer_stages.pairs.states import (
 from composer_stages.policy import PolicyConfig, available
 from composer_stages.policy.serving import Serving
 from composer_stages.rollouts.config import PlayingConfig
-from composer_stages.runs.kinds import CONTINUATION, ORIGIN, PAIR, ROLLOUT, STATE, STEP, TASK, TEACHER_ACTION, Row
+from composer_stages.runs.kinds import (
+    CHECKPOINT,
+    CONTINUATION,
+    ORIGIN,
+    PAIR,
+    ROLLOUT,
+    STATE,
+    STEP,
+    TASK,
+    TEACHER_ACTION,
+    Row,
+)
 from composer_stages.runs.run import Inputs, Run, RunWriter
 from composer_stages.runs.stage import Plan
 from composer_stages.words import Sentence
@@ -334,6 +345,11 @@ def _collection_settings(rollouts: Run, config: Config) -> tuple[PolicyConfig, P
     policy = PolicyConfig.model_validate(recorded["policy"])
     if rollouts.manifest.identity.get("policy", {}).get("weights") != policy.identity()["weights"]:
         raise BadInput("pairs.model-changed", model=policy.model, path=rollouts.path)
+    for ref in rollouts.manifest.inputs.get("student", ()):  # a training, whose model the settings do not name
+        student = Run(Path(ref.path))
+        if student.manifest.content != ref.content:
+            raise BadInput("pairs.model-changed", model=student.path, path=rollouts.path)
+        policy = policy.with_model(student.folder(CHECKPOINT))
     options = {name: value for name, value in recorded.items() if name in PlayingConfig.model_fields}
     return policy, PlayingConfig.model_validate({**options, "seed": config.seed, "sandbox": config.sandbox})
 

@@ -48,8 +48,9 @@ def dependent_votes(teachers: Sequence[TeacherConfig], rollouts: Run) -> list[st
         for shared in same.values()
         if len(shared) > 1
     ]
-    # Only there: a training's rollouts were sampled from weights that its settings do not name.
-    if rollouts.manifest.stage == "collect" and (policy := rollouts.manifest.config.get("policy")):
+    # Only there: rollouts of or by a training were sampled from weights that its settings do not name.
+    of_settings = rollouts.manifest.stage == "collect" and "student" not in rollouts.manifest.inputs
+    if of_settings and (policy := rollouts.manifest.config.get("policy")):
         notes += [
             Sentence(
                 "teachers.teacher-is-student",

@@ -25,12 +25,13 @@ from composer_cli.parallel import ParallelEntries, WaitingEntry
 from composer_cli.preset import configure_preset, load_preset
 from composer_cli.show.runs import RunLine
 from composer_cli.show.text import status_tables
-from composer_stages import STAGES, collect, train
+from composer_stages import STAGES, collect, extract_pairs, train
 from composer_stages.errors import Incomplete
+from composer_stages.pairs.stage import _collection_settings
 from composer_stages.policy.adapters import CheckpointInfo
 from composer_stages.rollouts.trace import played_by
 from composer_stages.runs import ledger
-from composer_stages.runs.kinds import STEP, TASK
+from composer_stages.runs.kinds import CHECKPOINT, STEP, TASK
 from composer_stages.runs.run import Run
 from composer_stages.runs.stage import load_stage
 from tests.stages.test_extract_pairs import ACTORS
@@ -442,6 +443,10 @@ def test_each_round_collects_with_the_student_that_the_round_before_trained(tmp_
     played = [Run(runs[f"collect-{number}"].path) for number in (1, 2, 3)]
     assert [len(run.manifest.inputs["pairs"]) for run in trained] == [1, 2, 3]
     students = [refs[0].path for run in played[1:] if (refs := run.manifest.inputs["student"])]
+    continuing = [_collection_settings(run, extract_pairs.Config())[0].model for run in played]
+    assert continuing == ["kata:student", *(str(run.folder(CHECKPOINT)) for run in trained[:2])], (
+        "what pairs are tested by"
+    )
     assert students == [str(run.path) for run in trained[:2]] and "student" not in played[0].manifest.inputs
     assert all({*map(played_by, run.rows(STEP))} > {None} for run in played)
     assert len({row["task_id"] for run in played for row in run.rows(TASK)}) == 18, "each round has tasks of its own"
