@@ -31,7 +31,7 @@ from composer_stages.pairs.stage import _collection_settings
 from composer_stages.policy.adapters import CheckpointInfo
 from composer_stages.rollouts.trace import played_by
 from composer_stages.runs import ledger
-from composer_stages.runs.kinds import CHECKPOINT, STEP, TASK
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TASK
 from composer_stages.runs.run import Run
 from composer_stages.runs.stage import load_stage
 from tests.stages.test_extract_pairs import ACTORS
@@ -451,4 +451,5 @@ def test_each_round_collects_with_the_student_that_the_round_before_trained(tmp_
     assert all({*map(played_by, run.rows(STEP))} > {None} for run in played)
     assert len({row["task_id"] for run in played for row in run.rows(TASK)}) == 18, "each round has tasks of its own"
     starts = {CheckpointInfo.of(run).start_identity for run in trained}
-    assert len(starts) == 1 and {arm.arm for arm in runs["evaluate"].arms} == {"start", "dagger"}
+    items = Run(runs["evaluate"].path).rows(EVAL_ITEM)
+    assert len(starts) == 1 and {item["arm"] for item in items} == {"start", "dagger"}
