@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from composer_stages.data_files import load_toml
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.faults import excerpt
 from composer_stages.policy.requests import CallBounds
@@ -25,29 +26,10 @@ MOST_USD = 1e6
 """USD of one call from which a bill is no bill but garbage. Two of 1e308 would add up to infinity."""
 MOST_TOKENS = 10**12
 PROMPT, COMPLETION = ("prompt_tokens", "input_tokens"), ("completion_tokens", "output_tokens")
-KINDS = {
-    "cached_tokens": "cached",
-    "cache_read_input_tokens": "cached",
-    "prompt_cache_hit_tokens": "cached",
-    "cache_read_tokens": "cached",
-    "num_cached_tokens": "cached",
-    "cache_creation_input_tokens": "written",
-    "cache_creation_tokens": "written",
-    "cache_write_tokens": "written",
-    "cache_write_input_tokens": "written",
-    "reasoning_tokens": "reasoning",
-}
-"""Fields of tokens that a server read from its cache, wrote there, or spent on reasoning, at any place of a bill."""
+TABLE = load_toml(__package__, "bills.toml")
+KINDS: dict[str, str] = {name: kind for kind, names in TABLE["kinds"].items() for name in names}
+COSTS: dict[str, float] = TABLE["costs"]
 DETAILS = ("prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details")
-COSTS = {
-    "cost": 1.0,
-    "total_cost": 1.0,
-    "estimated_cost": 1.0,
-    "cost_usd": 1.0,
-    "total_cost_usd": 1.0,
-    "cost_in_usd_ticks": 1e-10,
-}
-"""Fields of what a call cost, and the USD of their units: OpenRouter's, Perplexity's, DeepInfra's, LiteLLM's, xAI's."""
 UPSTREAM = tuple(f"upstream_inference_{part}" for part in ("cost", "prompt_cost", "completions_cost"))
 HEADER = "x-litellm-response-cost"
 """Where LiteLLM's proxy says what a call cost; of a model that it has no price of, nothing or 0."""

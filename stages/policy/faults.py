@@ -161,17 +161,7 @@ def _is_beyond(fault: Fault, sent: Sent) -> bool:
 _WAIT = re.compile(
     r"(?:again|retry|wait)(?: after| in| for)?:? ((?:[\d.]+ ?(?:m?s|m(?=\d)|seconds?|minutes?))+)\b", re.IGNORECASE
 )
-_UNITS = {
-    "ms": 0.001,
-    "s": 1.0,
-    "sec": 1.0,
-    "second": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "minute": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-}
+_UNITS = {"ms": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "d": 86400}
 
 
 def told_wait_s(headers: Mapping[str, str], fault: Fault) -> float | None:

@@ -12,7 +12,7 @@ import orjson
 from composer_stages import endings
 from composer_stages.messages import MessageParts, ToolCall, read as parts_of, thought_of, write
 from composer_stages.policy.base import PolicyConfig, Sample
-from composer_stages.policy.bills import STOPS, completion_tokens, contents, cost, parse, read_charge, short
+from composer_stages.policy.bills import STOPS, completion_tokens, cost, parse, read_charge, short
 from composer_stages.policy.client import (
     CallError,
     RefusedError,
@@ -22,7 +22,7 @@ from composer_stages.policy.client import (
     error_of_fault,
     web_page,
 )
-from composer_stages.policy.faults import Sent, excerpt, is_empty, meaning, parse_fault
+from composer_stages.policy.faults import Sent, excerpt, meaning, parse_fault
 from composer_stages.policy.requests import CallBounds
 from composer_stages.policy.token_counts import least_tokens
 from composer_stages.policy.tool_calls import normalise_calls
@@ -148,7 +148,11 @@ def read(
         # What was filtered or cut to nothing may have no message.
         has_none = word is not None and endings.ending_of(word) != endings.FINISHED
         message = (choice.get("message") or {}) if has_none else choice["message"]
-        text, thoughts, written = _text(message, config), _thoughts(message) or _thoughts(choice), _written(message)
+        spoken, calls, thoughts = _spoken(message), _calls(message), _thoughts(message) or _thoughts(choice)
+        text = write(MessageParts("".join(spoken), calls)) if calls else "".join(spoken)
+        text = normalise_calls(config.tool_calls, text)
+        # What the model has written itself, without the marks of our own format.
+        written = [*spoken, *(piece for call in calls for piece in (call.name, call.arguments))]
         logprobs = _logprobs(choice)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise _unusable(
@@ -198,9 +202,8 @@ def _error_of_choice(body: Mapping[str, Any]) -> Any:
 
 
 def _sent(bounds: CallBounds) -> Sent:
-    fields = frozenset(("seed", "temperature", "max_tokens"))
-    least, has_empty = sum(map(least_tokens, contents(bounds))), any(map(is_empty, bounds.messages))
-    return Sent(least, bounds.prompt_tokens, bounds.completion_tokens, fields, has_empty)
+    request = {"messages": bounds.messages, "max_tokens": bounds.completion_tokens, "seed": 0, "temperature": 0}
+    return Sent.of(request, bounds.prompt_tokens)
 
 
 def _error_inside(
@@ -254,13 +257,6 @@ def _thoughts(message: dict[str, Any]) -> str | None:
     return "\n".join(filter(None, map(thought_of, content))) or None if isinstance(content, list) else None
 
 
-def _text(message: dict[str, Any], config: PolicyConfig) -> str:
-    """Return content and tool calls as one text, empty where a server writes nothing, in whatever way it does."""
-    content = "".join(_spoken(message))
-    calls = _calls(message)
-    return normalise_calls(config.tool_calls, write(MessageParts(content, calls)) if calls else content)
-
-
 def _spoken(message: dict[str, Any]) -> list[str]:
     """Return the pieces of the content that are no thoughts; a refusal in a field of its own is content."""
     content = message.get("content") or message.get("refusal") or ""
@@ -291,11 +287,6 @@ def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
         arguments = value if isinstance(value, str) else orjson.dumps(value or {}).decode()
         read.append(ToolCall(str(function["name"] or ""), arguments or "{}"))
     return tuple(read)
-
-
-def _written(message: dict[str, Any]) -> list[str]:
-    """Return the pieces of an answer that the model has written itself, without the marks of our own format."""
-    return [*_spoken(message), *(piece for call in _calls(message) for piece in (call.name, call.arguments))]
 
 
 SLACK = 2

@@ -16,7 +16,6 @@ from support.letters import letter_tokenizer
 from support.loopback import Handler, listening
 from support.server import Reply, answer, kept_in, serving
 
-from composer_stages import messages
 from composer_stages.errors import Incomplete, InfrastructureError, UsageError
 from composer_stages.policy import ask_all, available, background
 from composer_stages.policy.base import FINAL, PolicyConfig, Sample, Turn
@@ -80,17 +79,6 @@ def test_a_wait_longer_than_two_minutes_stops_the_run(tmp_path: Path) -> None:
     hour = Reply(429, {"error": {"message": "no"}}, {"Retry-After": "3600"})
     with serving(lambda body, n: hour) as server, pytest.raises(Incomplete, match="3600 s"):
         ask_all(open_at(server.url, tmp_path), turns("a"))
-
-
-def test_a_rejected_request_fails_alone(tmp_path: Path) -> None:
-    def reply(body: dict[str, Any], n: int) -> Reply:
-        long = body["messages"][0]["content"] == "long"
-        return Reply(400, {"error": {"message": "content policy"}}) if long else Reply(body=answer("ok"))
-
-    with serving(reply) as server:  # one after the other: the second is sent after the first was refused
-        samples = ask_all(open_at(server.url, tmp_path, concurrency=1), turns("long", "short"))
-    assert samples[0].error_type == "rejected" and samples[1].text == "ok"
-    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("status", [200, 405, 501])
@@ -167,24 +155,6 @@ def test_a_call_that_fails_after_cancellation_prints_nothing(tmp_path: Path, cap
         background.run(leave())
         gc.collect()
     assert len(server.requests) == 1 and "never retrieved" not in caplog.text
-
-
-def test_a_tool_call_is_an_answer(tmp_path: Path) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"query": "boat"}'}}
-    body = choice(finish_reason="tool_calls", message={"content": None, "tool_calls": [call]})
-    with serving(lambda request, n: Reply(body=body)) as server:
-        (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
-    assert len(server.requests) == 1
-    assert messages.read(sample.text).calls == (messages.ToolCall("search", '{"query": "boat"}'),)
-
-
-@pytest.mark.parametrize("finish", ["stop", "length", "content_filter"])
-def test_an_answer_without_text_is_requested_once(tmp_path: Path, finish: str) -> None:
-    body = choice(finish_reason=finish, message={"content": None})
-    with serving(lambda request, n: Reply(body=body)) as server:
-        (sample,) = ask_all(open_at(server.url, tmp_path), turns("a"))
-    assert (sample.error_type, sample.finish_reason, len(server.requests)) == (None, finish, 1)
-    assert sample.cost_usd > 0
 
 
 def test_request_and_extra_body_shape_what_is_sent(tmp_path: Path) -> None:
