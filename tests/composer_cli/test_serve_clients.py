@@ -21,7 +21,7 @@ from composer_stages.policy.local import LocalPolicy
 from composer_stages.runs.kinds import STEP
 from composer_stages.runs.run import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs("smollm2")]  # its context takes an agent's prompt
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), needs("smollm2")]  # its context takes an agent's prompt
 OPENAI = """
 import sys, openai
 client = openai.OpenAI(base_url=sys.argv[1], api_key="EMPTY")
@@ -91,7 +91,7 @@ def test_a_real_client_gets_its_answers(script: str, served: Running, tmp_path: 
         [where("clients"), "-c", script, served.url, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,
         cwd=tmp_path,
         env={**os.environ, "LOCAL_API_KEY": "EMPTY", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     )
@@ -114,7 +114,7 @@ def started(port: int, *command: str, cwd: Path) -> Iterator[str]:
             return False
 
     try:
-        until(answers, 120)
+        until(answers, 600)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
