@@ -117,6 +117,45 @@ def test_every_record_is_of_a_benchmark() -> None:
             assert low <= claim.value <= high, claim
 
 
+def test_records_are_of_commits_of_this_history_and_of_clean_trees() -> None:
+    """Those that are not are named with what measuring them anew takes."""
+
+    def git(*words: str) -> list[str]:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.split()
+
+    if git("rev-parse", "--is-shallow-repository") != ["false"]:
+        pytest.skip("no checkout with its history")
+    history = {commit[:7] for commit in git("rev-list", "HEAD")}
+    other = {
+        path.stem: claim.commit
+        for path in (ROOT / "benchmarks" / "results").glob("*.json")
+        for claim in records.read(path)
+        if claim.commit not in history
+    }
+    assert other.keys() <= records.EARLIER.keys(), other
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "n", "goal", "outcome"),
+    [
+        (0.9, (0.8, 1.0), 9, "<= 1", "met"),
+        (0.9, (0.8, 1.1), 9, "<= 1", "not shown"),
+        (0.9, None, 1, "<= 1", "measured once"),
+        (0.9, None, 8, "<= 1", "not shown"),
+        (0.9, (0.8, 1.0), 3, "<= 1", "not shown"),
+        (1.2, None, 1, "<= 1", "missed"),
+        (0, None, 80, "= 0", "met"),
+        (2, None, 80, "= 0", "missed"),
+        (1.1, (1.05, 1.2), 9, ">= 1, <= 1.15", "not shown"),
+        (1.1, None, 9, None, None),
+    ],
+)
+def test_a_target_is_met_by_an_interval(
+    value: float, interval: tuple[float, float] | None, n: int, goal: str | None, outcome: str | None
+) -> None:
+    assert records.measured("x", value, interval, n=n, goal=goal).outcome == outcome
+
+
 def test_a_document_that_asks_for_a_withdrawn_claim_fails_to_build(folder: Path) -> None:
     def error(text: str) -> None:
         raise LookupError(text)

@@ -35,7 +35,7 @@ FOREIGN = {
         "--max-logprobs",
     },
     "pip": {"pip install swebench"},
-    "PyPI": {"evalconfidence", "paired-eval"},
+    "PyPI": {"errorbars", "evalconfidence", "paired-eval"},
     "Python": {"Fraction", "object.__subclasses__()"},
     "Slurm": {"--requeue"},
     "reasoning-gym": {"countdown", "rubiks_cube", "--set env.config.max_words=3"},

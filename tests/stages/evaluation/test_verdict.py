@@ -104,7 +104,7 @@ def test_a_worse_treatment_is_invalidated():
     passes = {"grpo": 75, "sdpo": 50, "sft": 50}
     verdict = decided(experiment(passes), baseline="grpo", treatment="sdpo", control="sft")
     assert (verdict.decision, worded(verdict).claim, verdict.exit_code) == ("INVALIDATED", "", 1) and verdict.settled
-    assert why(verdict).startswith("sdpo - grpo is -25.0 points")
+    assert why(verdict).startswith("sdpo - grpo is -25.0 points") and "5 are recommended" in why(verdict)
     assert sentences(verdict)[0].startswith("sdpo passes fewer tasks than grpo")
 
 
