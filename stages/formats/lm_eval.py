@@ -192,13 +192,12 @@ def _of_groups(name: str, reported_as: str, task: str, about: Record) -> Iterato
 
 def _tasks_of(group: str, subtasks: Mapping[str, Sequence[str]]) -> set[str]:
     """Return the tasks of a group and of the groups in it."""
-    tasks, waiting = set[str](), [group]
+    names, waiting = {group}, [group]
     while waiting:
-        if children := subtasks.get(each := waiting.pop()):
-            waiting += [child for child in children if child not in tasks]
-        else:
-            tasks.add(each)
-    return tasks
+        children = {*(subtasks.get(waiting.pop()) or ())} - names  # a group may name itself, whatever wrote the file
+        names |= children
+        waiting += children
+    return {name for name in names if not subtasks.get(name)}
 
 
 def _higher_is_better(about: Record, task: str, metric: str) -> bool | None:

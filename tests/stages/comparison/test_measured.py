@@ -570,7 +570,7 @@ def test_the_number_of_a_group_of_tasks_is_held_against_its_tasks(
     line = {"filter": "none", "metrics": ["acc"]}
     shares, sizes = {"a": 0.75, "b": 0.5}, {"a": 12, "b": 4}
     results = {task: {"acc,none": share, "sample_len": sizes[task]} for task, share in shares.items()}
-    about = {"results": results | {"g": {"acc,none": value}}, "group_subtasks": {"g": ["h"], "h": ["a", "b"]}}
+    about = {"results": results | {"g": {"acc,none": value}}, "group_subtasks": {"g": ["h"], "h": ["a", "b", "g"]}}
     about |= {"higher_is_better": {task: {"acc": True} for task in "ab"}}
     for task in given:
         lines = [{**line, "acc": int(at < shares[task] * sizes[task])} for at in range(sizes[task])]
