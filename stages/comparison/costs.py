@@ -71,6 +71,8 @@ def compare_costs(
     passes: the mean of a task's scores is its share of successes.
     """
     spent = [spending(side, outcomes.tasks) for side in sides]
+    if not any(spent):
+        return ()
     rates = [np.nanmean(side_ST, 0) for side_ST in (outcomes.baseline_ST, outcomes.treatment_ST)]
     unit_T, differences = numbered(outcomes.units), list[CostDifference]()
     for name, title in QUANTITIES.items():
@@ -102,16 +104,14 @@ def compare_costs(
     return tuple(differences)
 
 
-def spending(side: ReadLog, tasks: Sequence[str]) -> dict[str, Array]:
+def spending(side: ReadLog, tasks: Sequence[str] | pa.Array) -> dict[str, Array]:
     """Return [T] the mean of a task's samples of each quantity that a side records; NaN where none of them does."""
-    wanted = [(name, function) for name in QUANTITIES for function in ("mean", "max")]
-    cells = side.items.group_by("task", use_threads=False).aggregate(wanted)
+    names = [name for name in QUANTITIES if (pc.max(side.items[name]).as_py() or 0) > 0]
+    if not names:
+        return {}
+    cells = side.items.group_by("task", use_threads=False).aggregate([(name, "mean") for name in names])
     at = pc.index_in(pa.array(tasks, pa.string()), cells["task"])
-    return {
-        name: cells[f"{name}_mean"].take(at).to_numpy(zero_copy_only=False)
-        for name in QUANTITIES
-        if (pc.max(cells[f"{name}_max"]).as_py() or 0) > 0
-    }
+    return {name: cells[f"{name}_mean"].take(at).to_numpy() for name in names}
 
 
 def _difference(

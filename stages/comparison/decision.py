@@ -319,7 +319,7 @@ def summarize_side(
 ) -> SideSummary:
     """Return what a side is, and its mean over the compared tasks, which are those of the table."""
     values_ST, unit_T, collection_S = average_cells(table, PASSED)
-    tasks = pc.unique(table["task_id"]).to_pylist()
+    tasks = pc.unique(table["task_id"])
     mean = low = high = float("nan")
     if values_ST.size:
         mean = float(np.nanmean(np.nanmean(values_ST, 0)))

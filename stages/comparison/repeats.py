@@ -61,6 +61,8 @@ def measure_noise(
 
 def _spread(side: ReadLog, runs: Sequence[ReadLog], tasks: Sequence[str]) -> tuple[Array, Array]:
     """Return [T] the variance of a sample of each task, NaN where there is one alone, and how many a side has."""
+    if not runs and side.num_tasks == len(side.items):
+        return np.full(len(tasks), np.nan), np.ones(len(tasks))
     names = pa.array(tasks, pa.string())
     columns = ["seed", "task", "score"]
     items = pa.concat_tables(log.items.select(columns) for log in (side, *runs))
