@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from composer_stages.comparison.logs import ReadLog
 from composer_stages.evaluation.inference import ALPHA, Array
 
-OF_A_RUN = frozenset({"seed"})
+OF_A_RUN = frozenset({"seed", "max_connections", "max_retries", "timeout", "batch_size"})
 """Settings that repeats of one model may differ in."""
 
 
