@@ -28,7 +28,7 @@ WORKER = Path(__file__).with_name("worker.py")
 ATOM = r"(?:\d+(?:\.\d+)?|\.\d+)%?"
 FRACTION = r"\d*\s*\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|\d*\s*\\sqrt\s*\{[^{}]*\}"
 QUANTITY = re.compile(
-    rf"[-+]?(?:{FRACTION})|(?<![\w.^:/])(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%]\d|[A-Za-z]\d|[xyzn]\b)"
+    rf"[-+]?(?:{FRACTION})|(?<![A-Za-z0-9_.^/])(?<!\d:)(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%]\d|[A-Za-z]\d|[xyzn]\b)"
 )
 """A number, or an expression of numbers; times of day are none."""
 HEADING = re.compile(r"(?i)(?:step|part|case|problem|question|solution|note)\b|\d+[.):]\s+[a-z]")
@@ -51,7 +51,9 @@ LATEX = {
     r"\{,\}|\\,(?=\d{3})|\\!": ",",
     r"\\(?:left|right|displaystyle)\b|\\[()\[\]]": "",
     r"\\[ ;:,]|\\q?quad\b|~": " ",
-    r"\\(?:times|cdot)\b|[×·]": "*",
+    r"\\(?:times|cdot)\b|[×·]|(?<=\d)\s*[xX]\s*(?=\d)": "*",
+    r"(?<=\d)\s*(?:\\pm\b|±)\s*(?=\d)": " or ",
+    r"(?i)\b(?:minus|negative)\s+(?=\d)": "-",
     r"\\div\b|÷|\u2044": "/",
     r"\\approx\b|≈|\\implies\b|\\Rightarrow\b": "=",
     r"\\%": "%",
@@ -70,8 +72,10 @@ NUMBERS = {
     r"(?<=\d):00\b": "",
 }
 """Writings of numbers -> those that math-verify reads."""
+DECIMAL_COMMA = re.compile(r"(?<![\d.,(\[])(0|\d+(?=,(?:\d{1,2}|\d{4,})(?!\d))),(\d+)(?![\d,]|\.\d)")
+"""Of an answer: a right one, 1,2, may be a list."""
 THOUSANDS = re.compile(
-    r"(?<![\d.])\d{1,3}(?:([ \u00a0\u2009\u202f'’_,])\d{3})(?:\1\d{3})*(?!\d)|(?<![\d.])\d{1,2}(?:,\d\d)+,\d{3}(?!\d)"
+    r"(?<![\d.])[1-9]\d{0,2}(?:([ \u00a0\u2009\u202f'’_,])\d{3})(?:\1\d{3})*(?!\d)|(?<![\d.])\d{1,2}(?:,\d\d)+,\d{3}(?!\d)"
 )
 
 
@@ -98,14 +102,14 @@ def is_number(right: str) -> bool:
 
 def is_marked(text: str) -> bool:
     r"""Return whether a text marks a number as its answer, by `####`, `\boxed{}` or `<answer>`."""
-    text = plain(text)
+    text = plain(text, decimal_comma=True)
     marks = [*TAG.findall(text), *(mark for line in text.splitlines() for mark in _marks(line, phrases=False))]
     return any(QUANTITY.search(mark) for mark in marks)
 
 
 def final_answers(text: str, *, is_number: bool = True) -> list[str]:
     """Return the final answer of a text, as expressions; several where it gives several, none where it gives none."""
-    text = plain(text) if is_number else text
+    text = plain(text, decimal_comma=True) if is_number else text
     if tags := TAG.findall(text):
         text = tags[-1]
     if marks := _marked_lines(text):
@@ -126,15 +130,18 @@ def final_answers(text: str, *, is_number: bool = True) -> list[str]:
     return []
 
 
-def plain(text: str) -> str:
+def plain(text: str, *, decimal_comma: bool = False) -> str:
     """Return a text with one writing of numbers, signs and operators."""
     text = re.sub(f"[{SUPERSCRIPTS}]+", lambda match: f"^{{{match[0].translate(DIGITS)}}}", text)
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     text = unicodedata.normalize("NFKC", text.replace("\N{MINUS SIGN}", "-"))
+    text = re.sub(r"[^\W0-9a-z]", lambda match: str(unicodedata.decimal(match[0], match[0])), text)
     text = re.sub(r"(?<![\w.])[–‒—](?=\s?[$€£¥]?\d)", "-", text)
     for pattern, replacement in LATEX.items():
         text = re.sub(pattern, replacement, text)
     text = THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+    if decimal_comma:
+        text = DECIMAL_COMMA.sub(r"\1.\2", text)
     for pattern, replacement in NUMBERS.items():
         text = re.sub(pattern, replacement, text)
     return text
