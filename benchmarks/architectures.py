@@ -2,29 +2,40 @@
 
     python -m benchmarks.architectures [TYPE ...]
 
-Each type is made small from its default configuration. Rows on both sides of every length at which it switches are
-sampled and scored together, as a run does it, and compared with forward passes of each row alone.
+Each type is made small from its default configuration, completed by `architectures.toml` where the default cannot be
+built. Rows on both sides of every length at which it switches are sampled and scored together, as a run does it, and
+compared with forward passes of each row alone. A type has a process and a limit of time of its own; types whose row is
+of the same versions and code are not repeated unless they are named.
 """
 
+import json
+import multiprocessing
 import sys
 import time
+import tomllib
 import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+import peft
 import torch
+import transformers
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from composer_stages.policy import small_models, trials
-from composer_stages.policy.sampling import sample_batch, try_sampling
+from benchmarks import records
+from composer_stages.policy import kv_cache, sampling, small_models, trials
+from composer_stages.policy.sampling import TOGETHER, sample_batch, try_sampling
+from composer_stages.runs import store
+from composer_stages.training import packing, scoring
 from composer_stages.training.scoring import Tree, score, token_log_probs, try_scoring
 
-
-def ways(found: dict[str, Any]) -> str:
-    """Return what a trial found, without reasons and sizes."""
-    kept = {key: value for key, value in found.items() if not key.startswith("not_") and key != "numbers"}
-    return " ".join(f"{key}={value}" for key, value in kept.items()) or "nothing"
+SHAPES = Path(__file__).with_suffix(".toml")
+LIMIT_S = 600
+CODE = (trials, small_models, kv_cache, sampling, packing, scoring)
 
 
 def differences(model: Any, switch: int) -> tuple[float, float]:
@@ -47,28 +58,76 @@ def differences(model: Any, switch: int) -> tuple[float, float]:
     return float(torch.cat(sampled).abs().max()), float((found - torch.cat(alone)).abs().max())
 
 
-def line(kind: str) -> str:
-    """Return a type's line of the table."""
+def way(found: Mapping[str, Any], ways: Iterable[str], last: str) -> str:
+    """Return the ways that a trial found right, each with the rows that it is right for, before the one for all."""
+    taken = [f"{name} {found[name]}" for name in ways if found.get(name)]
+    return ", ".join(taken if taken and taken[-1].endswith(" all") else [*taken, last])
+
+
+def row(kind: str) -> dict[str, str]:
+    """Return a type's row of the table."""
+    shape = tomllib.loads(SHAPES.read_text()).get(kind, {})
+    config = AutoConfig.for_model(kind, **{key: value for key, value in shape.items() if key != "why"})
     try:
-        model = small_models.small_model(AutoConfig.for_model(kind), None)
-    except Exception as error:  # a default configuration that transformers does not build is no architecture to try
-        return f"{kind}: no small model of the default configuration: {' '.join(str(error).split())[:160]}"
-    found = [trials.outcome(model, check) for check in (try_sampling, try_scoring)]
-    sampled, scored = differences(model, small_models.longest_switch(model.config))
-    return f"{kind}: {ways(found[0])} | {ways(found[1])} | off by {sampled:.2g} and {scored:.2g}"
+        model = small_models.small_model(config, None)
+    except small_models.Unmade as error:
+        return {"ways": "plain", "why": f"no small model: {error}"}
+    sampled, scored = (trials.outcome(model, check) for check in (try_sampling, try_scoring))
+    sampling_way = way(sampled, TOGETHER, "generate" if sampled.get("alone") else "a pass for each token")
+    scoring_way = way(scored if scored["head"] else {}, (scoring.PACKED, scoring.BATCHED), "a pass for each row")
+    fast = any(map(sampled.get, TOGETHER)) and scored["head"] and any(map(scored.get, ("packed", "batched")))
+    why = {name.removeprefix("not_"): each for name, each in (sampled | scored).items() if name.startswith("not_")}
+    off = differences(model, small_models.longest_switch(model.config))
+    return {
+        "ways": "refused" if "lora" in scored else "fast" if fast else "plain",
+        "sampling": sampling_way,
+        "scoring": scoring_way,
+        "off by": " and ".join(f"{each:.1g}" for each in off),
+        "why": "; ".join(f"{name}: {each}" for name, each in why.items()) + scored.get("lora", ""),
+    }
+
+
+def _send(kind: str, to: Any) -> None:
+    warnings.filterwarnings("ignore")
+    logging.set_verbosity_error()
+    try:
+        to.send(row(kind))
+    except BaseException as error:
+        to.send({"ways": "CRASHED", "why": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+
+
+def tried(kind: str) -> dict[str, str]:
+    """Return a type's row, made in a process of its own within `LIMIT_S`."""
+    receiving, sending = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_send, args=(kind, sending), daemon=True)
+    process.start()
+    sending.close()
+    try:
+        return receiving.recv() if receiving.poll(LIMIT_S) else {"ways": "CRASHED", "why": f"more than {LIMIT_S} s"}
+    except EOFError:
+        return {"ways": "CRASHED", "why": "the process ended"}
+    finally:
+        process.kill()
+        process.join()
 
 
 def main() -> None:
-    """Print the table."""
-    warnings.filterwarnings("ignore")
-    logging.set_verbosity_error()
-    for kind in sys.argv[1:] or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    """Try the types that are named, or all that have no row of these versions; keep and print their rows."""
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, peft {peft.__version__}"
+    code = store.digest([store.known_sha256(Path(str(module.__file__))) for module in CODE])[:7]
+    shape = {kind: store.digest(each)[:7] for kind, each in tomllib.loads(SHAPES.read_text()).items()}
+    table = records.folder() / "tables" / "architectures-types.json"
+    named, rows = sys.argv[1:], {each["type"]: each for each in json.loads(table.read_text())} if table.exists() else {}
+    for kind in named or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        made_of = f"{versions}, code {code}{shape.get(kind, '')}"
+        if not named and rows.get(kind, {}).get("made of") == made_of:
+            continue
         started = time.monotonic()
-        try:
-            text = line(kind)
-        except Exception as error:
-            text = f"{kind}: CRASHED {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        print(f"{text} ({time.monotonic() - started:.1f} s)", flush=True)
+        empty = dict.fromkeys(("type", "ways", "sampling", "scoring", "off by", "why"), "")
+        rows[kind] = {**empty, "type": kind, **tried(kind), "made of": made_of}
+        records.keep(__file__, "types", [rows[each] for each in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if each in rows])
+        print(*rows[kind].values(), f"({time.monotonic() - started:.0f} s)", flush=True)
+    print(Counter(each["ways"] for each in rows.values()))
 
 
 if __name__ == "__main__":

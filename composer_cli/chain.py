@@ -13,8 +13,9 @@ from composer_cli.parallel import WaitingEntry
 from composer_cli.preset import Preset, PresetEntry
 from composer_cli.printing import print_json, print_text
 from composer_cli.view import page
+from composer_stages import command_words
 from composer_stages.backends import devices, resources
-from composer_stages.errors import ComposerError, Incomplete
+from composer_stages.errors import ComposerError, Incomplete, UsageError
 from composer_stages.layout import aligned
 from composer_stages.runs import ledger
 from composer_stages.runs.catalog import assign_inputs
@@ -26,18 +27,33 @@ from composer_stages.stopping import on_signals
 from composer_stages.words import Sentence
 
 
+def of_seeds(stage: str, config: StageConfig, arguments: Arguments) -> tuple[Preset, dict[str, StageConfig]]:
+    """Return the runs of one stage that differ in the seed alone as a chain, whose entries may run at the same time."""
+    if arguments.out is not None:
+        raise UsageError("cli.seeds-into-one-folder", out=arguments.out)
+    call.require_one_process(f"{command_words(stage)} --seeds")
+    configs = {f"{stage}-{each.seed}": each for each in config.each_seed()}
+    entries = [{"stage": stage, "name": title, "parallel": stage} for title in configs]
+    return Preset.model_validate({"stage": entries, "to_the_end": True}), configs
+
+
 def run(
-    preset: Preset, configs: Mapping[str, StageConfig], arguments: Arguments, console: Console
+    preset: Preset,
+    configs: Mapping[str, StageConfig],
+    arguments: Arguments,
+    console: Console,
+    inputs: Sequence[Run] = (),
 ) -> dict[str, Result]:
     """Return the results by title, in order; raises at the first entry that fails or, by default, judges itself not ok.
 
     Also at one that leaves open whether it is (exit code 3), where a later entry reads it.
 
-    Entries of a group run in processes of their own where they do not need the same workers or server.
+    Entries of a group run in processes of their own where they do not need the same workers or server. inputs: runs
+    that every entry reads besides those of other entries.
     """
 
     def job(entry: PresetEntry, results: Mapping[str, Result]) -> StageJob:
-        return job_of(preset, entry, configs[entry.title], results)
+        return job_of(preset, entry, configs[entry.title], results, inputs)
 
     read = {name for entry in preset.stage for name in entry.reads}
 
@@ -80,11 +96,18 @@ def with_money_left(arguments: Arguments, results: Mapping[str, Result]) -> Argu
     return arguments.model_copy(update={"max_cost": max(arguments.max_cost - spent, 0.0)})
 
 
-def job_of(preset: Preset, entry: PresetEntry, config: StageConfig, results: Mapping[str, Result]) -> StageJob:
+def job_of(
+    preset: Preset,
+    entry: PresetEntry,
+    config: StageConfig,
+    results: Mapping[str, Result],
+    inputs: Sequence[Run] = (),
+) -> StageJob:
     """Return an entry as a job, once the results of what it reads are there."""
-    inputs = assign_inputs(load_stage(entry.stage), [Run(results[name].path) for name in entry.reads])
+    read = [*inputs, *(Run(results[name].path) for name in entry.reads)]
     position = f" (stage {preset.stage.index(entry) + 1} of {len(preset.stage)})"
-    return StageJob(entry.title, entry.stage, inputs, config, position, entry.gpus_for(config))
+    own = assign_inputs(load_stage(entry.stage), read)
+    return StageJob(entry.title, entry.stage, own, config, position, entry.gpus_for(config))
 
 
 def can_run_in_parallel(configs: Sequence[StageConfig], arguments: Arguments) -> bool:
@@ -115,6 +138,7 @@ def show_plan(
     as_json: bool,
     files: Sequence[Tree],
     configured: call.Configured,
+    inputs: Sequence[Run] = (),
 ) -> None:
     """Print the inputs, plan and GPUs of each entry, and the checks that passed.
 
@@ -128,7 +152,7 @@ def show_plan(
         needs_none = all(slot.optional for slot in load_stage(entry.stage).inputs.values())
         plan: Plan | None = None
         if done.keys() >= set(entry.reads) and (entry.reads or needs_none):
-            job = job_of(preset, entry, configs[entry.title], done)
+            job = job_of(preset, entry, configs[entry.title], done, inputs)
             # Settings of work that was never done are not compared: that may load a model.
             begun = any((arguments.artifacts / entry.stage).glob("*/manifest.json"))
             if begun and (completed := job.completed(arguments)):

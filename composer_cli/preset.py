@@ -266,6 +266,8 @@ def configure_preset(
             if entry.title == entry.stage:
                 raise UsageError(refusal) from None
             raise UsageError("cli.entry-refused", entry=entry.title, refusal=refusal) from None
+        if (seeds := len(built.each_seed())) > 1:
+            raise UsageError("cli.seeds-of-entry", entry=entry.title, seeds=seeds)
         # Not `identity`, which reads models' folders: those of an executor are on another machine.
         work = (entry.stage, *entry.reads, built.model_dump_json())
         if (first := same.setdefault(work, entry.title)) != entry.title:

@@ -124,6 +124,20 @@ class StageCommand(HelpCommand):
             unasked = configuration.reads_runs()
             inputs = catalog.choose(stage, [*named, *runs], arguments.artifacts, console.notify, unasked=unasked)
             configuration = with_inherited(stage, inputs, configuration)
+            if len(configuration.each_seed()) > 1:
+                from composer_cli import chain  # with the pages that it writes
+
+                preset, configs = chain.of_seeds(stage, configuration, arguments)
+                shown, read = (preset, configs, arguments, console), [*inputs.runs()]
+                if not values["dry_run"]:
+                    results = chain.run(*shown, read)
+                    raise typer.Exit(chain.show(preset, results, arguments.artifacts, values["json"]))
+
+                def configured_each(trees: Any) -> Any:
+                    return chain.of_seeds(stage, with_inherited(stage, inputs, configured(trees)), arguments)[1]
+
+                chain.show_plan(*shown, values["json"], files, configured_each, read)
+                return
             job, arguments = call.add_mirror(call.StageJob(stage, stage, inputs, configuration), arguments)
             if values["dry_run"]:
                 call.show_plan(

@@ -6,6 +6,7 @@ stage when it is asked for, so that importing this package imports no stage.
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Uni
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from composer_cli import call
+from composer_cli import call, chain
 from composer_cli.call import Arguments
 from composer_cli.console import Console
 from composer_cli.help import FEW, describe_settings
-from composer_post_training.results import OF_STAGE, ReadableRun, opened
+from composer_post_training.results import OF_STAGE, Chain, ReadableRun, opened
 from composer_post_training.words import PYTHON, errors_in_python, function_name
 from composer_stages import STAGES
 from composer_stages.errors import UsageError
@@ -125,15 +126,21 @@ class StageFunction(Generic[P, R]):
             """Return what a call with these arguments would do and at most what it would cost, without executing it."""
             with errors_in_python():
                 _, configuration, inputs = self._configure(runs, keywords, PythonConsole())
-                return load_stage(self.name).plan(inputs, configuration)
+                planned, num = load_stage(self.name).plan(inputs, configuration), len(configuration.each_seed())
+                tokens, cost = num * planned.max_completion_tokens, num * planned.max_cost_usd
+                return replace(planned, units=num * planned.units, max_completion_tokens=tokens, max_cost_usd=cost)
 
-    def _run(self, *runs: Given, **keywords: Any) -> ReadableRun:
-        """Run the stage, or find it done; returns its run."""
+    def _run(self, *runs: Given, **keywords: Any) -> ReadableRun | Chain:
+        """Run the stage, or find it done; returns its run, or those of several seeds."""
         console = PythonConsole(bool(keywords.get("quiet")) or keywords.get("listener") is not None)
         with errors_in_python(resumes=True):
             if keywords.get("on") is not None and load_stage(self.name).work is None:
                 raise UsageError("python.no-work-to-deal", stage=self.name, on=keywords["on"])
             arguments, configuration, inputs = self._configure(runs, keywords, console)
+            if len(configuration.each_seed()) > 1:
+                preset, configs = chain.of_seeds(self.name, configuration, arguments)
+                results = chain.run(preset, configs, arguments, console, [*inputs.runs()])
+                return Chain({title: opened(result.path) for title, result in results.items()})
             job, arguments = call.add_mirror(call.StageJob(self.name, self.name, inputs, configuration), arguments)
             return opened(call.execute(job, arguments, console).path)
 

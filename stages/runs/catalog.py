@@ -14,7 +14,7 @@ from typing import Any
 from composer_stages import STAGES, stage_order
 from composer_stages.errors import BadInput, ComposerError, UsageError
 from composer_stages.runs import bucket
-from composer_stages.runs.kinds import NOOP, REFERENCE, Kind
+from composer_stages.runs.kinds import CHECKPOINT, NOOP, REFERENCE, Kind
 from composer_stages.runs.run import InputRef, Inputs, Manifest, Run, RunFacts, read_manifest
 from composer_stages.runs.stage import Stage, load_stage
 from composer_stages.words import Sentence
@@ -128,7 +128,7 @@ def choose(
     if names and not loaded.inputs:
         raise UsageError("runs.stage-reads-no-runs", stage=stage, given=names[0])
     if names:
-        named = [Run(find(root, text)) for text in names]
+        named = [run for text in names for run in _each_seed(root, text, loaded, notify)]
         return assign_inputs(loaded, [*named, *_read_by_named(loaded, named, root, notify)])
     if not unasked:
         return Inputs()
@@ -154,6 +154,34 @@ def choose(
     for path, (_, reason) in in_order.items():
         notify(Sentence("runs.input-chosen", stage=stage, path=path, reason=reason))
     return assign_inputs(loaded, [run for run, _ in in_order.values()])
+
+
+def _each_seed(root: Path, text: str, stage: Stage[Any], notify: Callable[[str], None]) -> list[Run]:
+    """Return the run that a user's words mean; for "train", all that differ in the seed where `seeds` began the latest.
+
+    A stage that takes one checkpoint reads the latest. `BadInput` where fewer are complete than were begun.
+    """
+    run = Run(find(root, text))
+    asked = run.manifest.config.get("seeds", 1) if text == TRAINING else 1
+    if asked == 1 or not any(slot.many and slot.kind is CHECKPOINT for slot in stage.inputs.values()):
+        return [run]
+
+    def work(record: Manifest) -> Any:
+        read = [ref.content for ref in references(record)]
+        return record.stage_version, {**record.identity, "seed": None}, read
+
+    together = dict[str, Run]()  # by the work: what was done twice counts once
+    for path in sorted((root / TRAINING).glob("*/manifest.json")):
+        with suppress(BadInput):
+            record = None if path.parent.is_symlink() else read_manifest(path.parent)
+            if record and record.status == "complete" and work(record) == work(run.manifest):
+                together[record.fingerprint] = Run(path.parent)
+    if len(together) < asked:
+        raise BadInput("runs.seeds-incomplete", stage=stage.name, complete=len(together), asked=asked, path=run.path)
+    chosen = sorted(together.values(), key=lambda each: each.manifest.config["seed"])
+    seeds = [each.manifest.config["seed"] for each in chosen]
+    notify(Sentence("runs.seeds-chosen", stage=stage.name, seeds=seeds, path=run.path))
+    return chosen
 
 
 def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:

@@ -186,6 +186,10 @@ class StageConfig(Settings):
         """Return a word for the name of the run folder."""
         return "run"
 
+    def each_seed(self) -> "list[StageConfig]":
+        """Return the settings of every run that these ask for: one, or several that differ in the seed alone."""
+        return [self]
+
     def reads_runs(self) -> bool:
         """Return whether the stage reads runs where none was named: those that it needs are chosen then."""
         return True

@@ -18,7 +18,7 @@ from composer_stages.errors import UsageError
 from composer_stages.policy.base import BasicPolicy, PolicyConfig
 from composer_stages.rollouts.config import InFlight, RolloutLimits
 from composer_stages.runs.reporting import Backends
-from composer_stages.runs.settings import BASIC, Given, Option, Settings, basic_of, with_default
+from composer_stages.runs.settings import BASIC, Given, Option, Settings, StageConfig, basic_of, with_default
 from composer_stages.training.channels import CHANNELS, Need
 from composer_stages.words import Sentence
 
@@ -362,6 +362,8 @@ class Config(EnvStageConfig):
     opd: OpdSettings = OpdSettings()
     diloco: Annotated[Diloco, Option("URL")] = Diloco()
     probe: Probe = Probe()
+    seeds: Annotated[int, BASIC, Option("N")] = Field(default=1, gt=0, json_schema_extra={"affects_results": False})
+    """Trainings that differ in the seed alone, from `seed` on, each a run of its own. The next evaluation reads all."""
     report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
     """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
     teacher: Annotated[Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None], basic_of("model")] = (
@@ -462,6 +464,11 @@ class Config(EnvStageConfig):
     def answers_to_check_hints(self) -> int:
         """Return how many tasks are answered each way to check hints; 0 where no channel learns from hints."""
         return self.hints.check_answers if self.channels_that_need("hints") else 0
+
+    def each_seed(self) -> list[StageConfig]:
+        """Return the settings of every training."""
+        seeds = range(self.seed, self.seed + self.seeds)
+        return [self.model_copy(update={"seed": seed}) for seed in seeds]
 
     def label(self) -> str:
         """Return environment, arm and seed, and a replica's number."""

@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import blocks
 from support.chains import SILENT, SMALL, entry
 from support.command_line import command, environment, until
+from support.refusals import refused
 from support.server import Reply, answer, serving
 
 import composer_post_training as composer_python
@@ -26,11 +28,11 @@ from composer_cli.preset import configure_preset, load_preset
 from composer_cli.show.runs import RunLine
 from composer_cli.show.text import status_tables
 from composer_stages import STAGES, collect, extract_pairs, train
-from composer_stages.errors import Incomplete
+from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.pairs.stage import _collection_settings
 from composer_stages.policy.adapters import CheckpointInfo
 from composer_stages.rollouts.trace import played_by
-from composer_stages.runs import ledger
+from composer_stages.runs import catalog, ledger
 from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, STEP, TASK
 from composer_stages.runs.run import Run
 from composer_stages.runs.stage import load_stage
@@ -58,6 +60,50 @@ class Witness(KataEnv):
 def outputs(summary):
     """What a run's manifest says of its outputs."""
     return json.loads(Path(summary["path"], "manifest.json").read_text())["outputs"]
+
+
+def test_trainings_of_several_seeds_are_a_chain_without_a_folder_of_its_own() -> None:
+    asked = train.Config(seed=5, seeds=2)
+    preset, configs = chain.of_seeds("train", asked, Arguments())
+    assert {title: (config.seed, config.label()) for title, config in configs.items()} == {
+        "train-5": (5, "kata-A-s5"),
+        "train-6": (6, "kata-A-s6"),
+    }
+    assert preset.groups() == [preset.stage] and preset.to_the_end
+    assert asked.identity() == train.Config(seed=5).identity(), "each is the same work as that of its seed"
+    refused(
+        lambda: chain.of_seeds("train", asked, Arguments(out="run")),
+        UsageError,
+        code="cli.seeds-into-one-folder",
+        out="run",
+    )
+
+
+@pytest.mark.timeout(120)
+def test_trainings_of_several_seeds_are_evaluated_together(tmp_path: Path) -> None:
+    size = {"steps": 1, "prompts_per_step": 1, "generations": 2, "threads": 1}
+    settings: dict[str, Any] = {"policy": {"model": "kata:student", "max_tokens": 4}, "env": "kata", "tasks": 4}
+    settings |= {"max_steps": 1, "optimisation": size, "seed": 5, "artifacts": tmp_path, "quiet": True}
+    trained: Any = composer_python.train(seeds=2, **settings)
+    assert [(name, run.manifest.config["seed"]) for name, run in trained.items()] == [("train-5", 5), ("train-6", 6)]
+    again: Any = composer_python.train(seeds=2, **settings)
+    assert [run.path for run in again.values()] == [run.path for run in trained.values()]
+    planned = composer_python.train.plan(seeds=2, **settings)
+    assert (planned.units, planned.max_completion_tokens) == (2, 2 * 2 * 4)
+
+    def read(stage: str, *names: str) -> set[str]:
+        notes = list[str]()
+        inputs = catalog.choose(stage, names, tmp_path, notes.append)
+        read = {run.path.name for run in inputs.runs()}
+        assert len(notes) == (len(read) > 1)
+        return read
+
+    folders = {run.path.name for run in trained.values()}
+    latest = (tmp_path / "train" / "latest").resolve().name
+    assert read("evaluate", "train") == folders and read("export", "train") == {latest}
+    assert read("evaluate", f"train/{latest}") == {latest}, "a name means this run"
+    shutil.rmtree(next(run.path for run in trained.values() if run.path.name != latest))
+    refused(lambda: read("evaluate", "train"), BadInput, code="runs.seeds-incomplete", complete=1, asked=2)
 
 
 def test_a_chain_runs_in_order_and_is_then_up_to_date_but_for_a_deleted_run(composer, write, tmp_path):

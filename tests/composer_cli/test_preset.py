@@ -109,6 +109,7 @@ def test_a_stage_that_is_an_entry_stands_for_that_entry_alone():
         ("[[stage]]\nstage = 'train'\nseeds = 'five'", "seeds = 'five': it should be a whole number"),
         ("[[stage]]\nstage = 'train'\nseeds = 2\nname = 'mine'", "mine has a name"),
         ("[[stage]]\nstage = 'train'\nseeds = 2\nconfig = { seed = 3 }", "leave config.seed out"),
+        ("[[stage]]\nstage = 'train'\nconfig = { seeds = 3 }", "`seeds = 3` beside `stage`"),
         ("[[stage]]\nstage = 'train'\narms = { A = { from = 'x' } }", "from of the arm A is 'x'"),
         ("[[stage]]\nstage = 'train'\narms = ['A']", "a table of keys and values"),
         ("[[stage]]\nstage = 'train'\nrounds = 1", "rounds"),
