@@ -22,6 +22,7 @@ from typing import Any
 import peft
 import torch
 import transformers
+import trl.trainer.utils  # noqa: F401  # which each process would import again
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging

@@ -56,6 +56,7 @@ from composer_stages.training.checkpoints import SourcesFollow
 from composer_stages.training.config import Config, Hints
 from composer_stages.training.scoring import Tree
 from composer_stages.training.step import Channels, ComposedStep
+from composer_stages.words import Sentence
 
 SIDES = ("chosen", "rejected")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -72,6 +73,7 @@ def preference_dataset(run: Run) -> Dataset:
     """
     with errors_in_python():
         folders_of_runs([run])
+        _warn_of_verdict(run)
         pairs = list(pairs_with_states(run))
     rows, with_tools = list[Row](), any(pair["tools_json"] for pair in pairs)
     for pair in pairs:
@@ -82,6 +84,14 @@ def preference_dataset(run: Run) -> Dataset:
             row[side] = parsed_calls([*prompt, *answer])[-1:] if tools else answer
         rows.append(row | ({"tools": json.dumps(tools) if tools else None} if with_tools else {}))
     return Dataset.from_list(rows, on_mixed_types="use_json" if with_tools else None)
+
+
+def _warn_of_verdict(run: Run) -> None:
+    """Warn of a run that did not pass its own checks, or left open whether it does."""
+    outcome = run.manifest.outcome
+    if outcome.exit_code:
+        verdict, line = outcome.summary.get("verdict"), outcome.summary.get("judgement")
+        warnings.warn(Sentence("python.own-verdict", run=run.path, verdict=verdict, line=line), stacklevel=3)
 
 
 # Channels
@@ -187,12 +197,12 @@ class _ChannelStep(ComposedStep):
             )
             for number, row in enumerate(rows)
         ]
-        self._pairs.pairs, dropped = fitted(token_pairs, config.pairs.max_tokens)
-        lost = f"{dropped.total()} of {len(rows)} pairs are left out: {dict(dropped)}."
+        most = config.pairs.max_tokens
+        self._pairs.pairs, lost = fitted(token_pairs, most)
+        if lost:
+            warnings.warn(Sentence("python.pairs-not-whole", lost=lost, total=len(rows), most=most), stacklevel=3)
         if not self._pairs.pairs:
-            raise UsageError("python.no-pairs-left", lost=lost)
-        if dropped:
-            warnings.warn(lost, stacklevel=3)
+            raise UsageError("python.no-pairs-left", total=len(rows), most=most)
         if any("reference" in CHANNELS[name].needs for name in self.channels.weights):
             with self.accelerator.autocast():
                 self._pairs.cache_reference(self.model, ranks=self._ranks)
@@ -333,6 +343,7 @@ class ProbeCallback(TrainerCallback):
         self, trainer: Any, direction: Run, *, every: int = 10, placebos: int = 334, permutations: int = 2000
     ) -> None:
         folders_of_runs([direction])
+        _warn_of_verdict(direction)
         self._trainer, self._every, self._permutations = trainer, every, permutations
         self._looks, self._pushes, self._ranks = list[CheckpointRollouts](), list[Float[np.ndarray, " D"]](), join()
         if not self._ranks.first:

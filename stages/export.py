@@ -281,6 +281,7 @@ def _write_gguf(policy: PolicyConfig, config: Config, out: RunWriter) -> None:
     from composer_stages.policy import gguf_writing
     from composer_stages.policy.local import load_model
 
+    gguf_writing.places(*load_model(policy, listener=out.progress, empty=True))  # before weights are loaded
     model, tokenizer = load_model(policy, listener=out.progress)
 
     def fill(file: BinaryIO) -> int:

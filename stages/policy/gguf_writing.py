@@ -37,10 +37,10 @@ CUTS = {
 """How a tokenizer cuts a text before it merges bytes -> llama.cpp's name for that."""
 
 
-def write(model: Any, tokenizer: Any, path: Path, kind: str, progress: Callable[[int, int], None]) -> int:
-    """Write a model and its tokenizer; return the number of tensors.
+def places(model: Any, tokenizer: Any) -> dict[str, str]:
+    """Return the names of a model's tensors in a file; it needs no weights.
 
-    kind: a key of `TYPES`. `BadInput` for a model or tokenizer that the file could not hold as it is.
+    `BadInput` for a model or tokenizer that the file could not hold as it is.
     """
     config = model.config
     if config.model_type not in FAMILIES:
@@ -48,8 +48,24 @@ def write(model: Any, tokenizer: Any, path: Path, kind: str, progress: Callable[
     rope = config.rope_parameters
     if rope["rope_type"] != "default" or "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise BadInput("policy.gguf-attention", rope=rope["rope_type"])
+    core = json.loads(tokenizer.backend_tokenizer.to_str())
+    unread = core["model"]["type"] != "BPE" or core["model"].get("byte_fallback")
+    if unread or _cut(core.get("pre_tokenizer") or {}) not in CUTS:
+        raise BadInput("policy.gguf-tokenizer", kinds=sorted({*CUTS.values()}))
     architecture = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    known, names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers), dict[str, str]()
+    for name in model.state_dict():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if (place := known.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
+            raise BadInput("policy.gguf-no-place", name=name, family=config.model_type)
+        names[name] = place
+    return names
+
+
+def write(model: Any, tokenizer: Any, path: Path, kind: str, progress: Callable[[int, int], None]) -> int:
+    """Write a model and its tokenizer, which `places` takes; return the number of tensors. kind: a key of `TYPES`."""
+    config, names, tensors = model.config, places(model, tokenizer), model.state_dict()
     writer = gguf.GGUFWriter(path, config.model_type)
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(Path(config._name_or_path).name or config.model_type)
@@ -62,17 +78,12 @@ def write(model: Any, tokenizer: Any, path: Path, kind: str, progress: Callable[
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_rope_dimension_count(width)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, tokenizer, model)
-    tensors = model.state_dict()
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
-    for number, (name, tensor) in enumerate(tensors.items(), start=1):
-        placed = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if placed is None:
-            raise BadInput("policy.gguf-no-place", name=name, family=config.model_type)
+    for number, (name, place) in enumerate(names.items(), start=1):
+        tensor = tensors[name]
         values = tensor.detach().to("cpu", torch.float32).numpy()
         if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
@@ -80,21 +91,18 @@ def write(model: Any, tokenizer: Any, path: Path, kind: str, progress: Callable[
         values, of_tensor = numpy.ascontiguousarray(values), TYPES["f32"] if tensor.ndim < 2 else TYPES[kind]
         if of_tensor == TYPES["q8_0"] and values.shape[-1] % 32:
             of_tensor = TYPES["f16"]  # as llama.cpp's own converter
-        writer.add_tensor(placed, gguf.quantize(values, of_tensor), raw_dtype=of_tensor)
-        progress(number, len(tensors))
+        writer.add_tensor(place, gguf.quantize(values, of_tensor), raw_dtype=of_tensor)
+        progress(number, len(names))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return len(tensors)
+    return len(names)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, model: Any) -> None:
     """Add tokens, merges, special tokens and the chat template."""
     core = json.loads(tokenizer.backend_tokenizer.to_str())
-    cut = _cut(core.get("pre_tokenizer") or {})
-    if core["model"]["type"] != "BPE" or core["model"].get("byte_fallback") or cut not in CUTS:
-        raise BadInput("policy.gguf-tokenizer", kinds=sorted({*CUTS.values()}))
     added = {token["id"]: token for token in core["added_tokens"]}
     known = {number: token for token, number in tokenizer.get_vocab().items()}
     tokens, types = list[str](), list[int]()
@@ -106,7 +114,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, model: Any) -> None:
             token_type = gguf.TokenType.CONTROL if special else gguf.TokenType.USER_DEFINED
         types.append(int(token_type))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(CUTS[cut])
+    writer.add_tokenizer_pre(CUTS[_cut(core["pre_tokenizer"])])
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     merges = core["model"]["merges"]

@@ -332,13 +332,13 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | None,
     packed: Packed | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """`sdpa`, of a packed row by segments. query: [1, H, N, D]; key, value: [1, G, N, D]; returns [1, N, H, D]."""
     if packed is None:
-        return sdpa_attention_forward(module, query, key, value, mask, **options)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     packed.layers += 1
     return packed.layout.attend(module, query, key, value, **options)[None], None
 

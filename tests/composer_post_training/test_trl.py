@@ -229,7 +229,11 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
             composer.BadInput,
             "Pair 0 has no 'rejected'",
         ),
-        ({"pairs": [{**PAIRS[0], "chosen": said("ba")}], "weights": {"sft": 1}}, composer.UsageError, "1 of 1 pairs"),
+        (
+            {"pairs": [{**PAIRS[0], "chosen": said("ba")}], "weights": {"sft": 1}},
+            composer.UsageError,
+            "None of 1 pair is left",
+        ),
         (
             {"pairs": PAIRS, "weights": {"sft": 1}, "steps_per_generation": 3},
             composer.UsageError,
@@ -260,6 +264,22 @@ def test_dpo_trainer_takes_the_pairs_of_a_run(tmp_path: Path, made: Path) -> Non
     dpo = DPOTrainer(folder, args=args, train_dataset=pairs)
     dpo.train()
     assert dpo.state.log_history[-1]["train_loss"] == pytest.approx(0.693, abs=0.01)
+
+
+def test_pairs_are_capped_by_tokens_and_named(tmp_path: Path) -> None:
+    """As `train` and `DPOTrainer` cap them: the prompt alone, both sides when cut, a longer completion."""
+    sides = [("aaaaaa", "b"), ("ab", "ab"), ("aaaaac", "aaaaad"), ("a", "b")]
+    rows = [{"prompt": asked("a"), "chosen": said(a), "rejected": said(b)} for a, b in sides]
+    rows.append(PAIRS[0] | {"prompt": asked("a" * 9)})
+    opening = tiny_tokenizer(LETTERS).apply_chat_template(asked("a"), add_generation_prompt=True)["input_ids"]
+    settings = {"pairs": {"max_tokens": len(opening) + 4}}
+    with pytest.warns(UserWarning, match="5 pairs") as warned:
+        one = trainer(tmp_path, with_channels(), weights={"sft": 1.0}, pairs=rows, settings=settings)
+    pairs = {pair.pair_id: pair.tree for pair in one._pairs.pairs}
+    assert [*pairs] == ["0", "3"] and [len(branch) for branch in pairs["0"].branches] == [4, 3]
+    text = next(str(each.message) for each in warned if "5 pairs" in str(each.message))
+    numbers = {reason.rpartition(": ")[2].rstrip(".") for reason in text.split("; ")}
+    assert numbers == {"0", "1", "2", "4"} and "pairs.max_tokens = " in text, text
 
 
 LS = {"type": "function", "function": {"name": "ls", "description": "list", "parameters": {"type": "object"}}}
@@ -387,7 +407,10 @@ def direction(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_the_probe_gives_an_alarm_where_hacks_are_paid(tmp_path: Path, direction: Run) -> None:
     one = trainer(tmp_path, model=tiny_model(vocabulary=len(tiny_tokenizer(LETTERS))), per_device_train_batch_size=8)
-    one.add_callback(ProbeCallback(one, direction, every=2, placebos=19, permutations=99))
+    verdict = direction.manifest.outcome
+    assert verdict.exit_code, "ten pairs of a tiny model are no direction that passes its checks"
+    with pytest.warns(UserWarning, match=f"{direction.path.name}: its own verdict was {verdict.summary['verdict']}"):
+        one.add_callback(ProbeCallback(one, direction, every=2, placebos=19, permutations=99))
     first, second = trained(one)[0]
     assert "probe/push" not in first and second["probe/push"] > 1
     assert second["probe/p"] <= 0.05 and second["probe/alarm"] == 1 and 0 < second["probe/hack_like"] < 1

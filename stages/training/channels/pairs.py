@@ -7,7 +7,6 @@ Shapes: P pairs, N completion tokens of all rows. Log-probs are natural, in nats
 """
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,12 +40,8 @@ class TokenPair:
     tree: Tree
 
 
-def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list[TokenPair], Counter[str]]:
-    """Return the pairs that still differ after tokenisation and truncation, and the number of dropped ones by reason.
-
-    Reasons: `no_room` (the prompt alone fills max_tokens), `equal_after_tokenisation`, `equal_after_truncation`.
-    `BadInput` names a missing column.
-    """
+def tokenise(rows: Iterable[Row], tokenizer: Any, max_tokens: int) -> tuple[list[TokenPair], dict[str, list[str]]]:
+    """Return a run's pairs in token ids as `fitted` does; `BadInput` names a missing column."""
     return fitted((_token_sides(row, tokenizer) for row in rows), max_tokens)
 
 
@@ -63,21 +58,27 @@ def _token_sides(row: Row, tokenizer: Any) -> TokenPair:
     return TokenPair(row["pair_id"], Tree(prompt[:end], (chosen, rejected)))
 
 
-def fitted(pairs: Iterable[TokenPair], max_tokens: int) -> tuple[list[TokenPair], Counter[str]]:
-    """Return the pairs cut to `max_tokens` that still differ, and the number of dropped ones by reason."""
-    token_pairs, dropped = list[TokenPair](), Counter[str]()
+def fitted(pairs: Iterable[TokenPair], max_tokens: int) -> tuple[list[TokenPair], dict[str, list[str]]]:
+    """Return the pairs cut to `max_tokens` that still differ, and the ids of those that are not kept whole, by reason.
+
+    Reasons: `cut`, and of dropped ones `no_room` (the prompt alone fills max_tokens), `equal_after_tokenisation`,
+    `equal_after_truncation`.
+    """
+    token_pairs, lost = list[TokenPair](), dict[str, list[str]]()
     for pair in pairs:
         chosen, rejected = pair.tree.branches
         room = max_tokens - len(pair.tree.prompt)
-        if room < 1:
-            dropped["no_room"] += 1
-        elif chosen == rejected:
-            dropped["equal_after_tokenisation"] += 1
-        elif chosen[:room] == rejected[:room]:
-            dropped["equal_after_truncation"] += 1
-        else:
+        reason = (
+            ("no_room" if room < 1 else "")
+            or ("equal_after_tokenisation" if chosen == rejected else "")
+            or ("equal_after_truncation" if chosen[:room] == rejected[:room] else "")
+            or ("cut" if room < max(len(chosen), len(rejected)) else "")
+        )
+        if reason:
+            lost.setdefault(reason, []).append(pair.pair_id)
+        if reason in ("", "cut"):
             token_pairs.append(replace(pair, tree=replace(pair.tree, branches=(chosen[:room], rejected[:room]))))
-    return token_pairs, dropped
+    return token_pairs, lost
 
 
 @dataclass(eq=False)
@@ -122,13 +123,13 @@ class PairSource(RowSource[TokenPair]):
         """Return the pairs of the runs in token ids; counts what is kept and dropped. `UsageError` for none."""
         runs, settings, student = inputs.inputs["pairs"], inputs.config.pairs, inputs.student
         rows = chain.from_iterable(map(pairs_with_states, runs))
-        token_pairs, dropped = tokenise(rows, student.policy.tokenizer, settings.max_tokens)
-        inputs.out.count(
-            pairs=len(token_pairs), **{f"pairs_dropped_{reason}": number for reason, number in dropped.items()}
-        )
+        token_pairs, lost = tokenise(rows, student.policy.tokenizer, settings.max_tokens)
+        cut = {"pairs_cut": len(lost.pop("cut"))} if "cut" in lost else {}
+        dropped = {f"pairs_dropped_{reason}": len(ids) for reason, ids in lost.items()}
+        inputs.out.count(pairs=len(token_pairs), **cut, **dropped)
         if not token_pairs:
-            lost = ", ".join(f"{number} {reason}" for reason, number in dropped.items())
-            raise UsageError("training.channels.no-pairs-left", run=runs[0].path, lost=lost)
+            reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in lost.items())
+            raise UsageError("training.channels.no-pairs-left", run=runs[0].path, lost=reasons)
         source = cls(token_pairs, settings.per_step, inputs.config.seed)
         if inputs.config.channels_that_need("reference"):
             # The reference is the model that training starts from.

@@ -77,25 +77,14 @@ ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ("gemma2", {}, "policy.gguf-family"),
         ("llama", {"rope_parameters": ROPE}, "policy.gguf-attention"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "policy.gguf-attention"),
+        ("llama", {"cut": pre_tokenizers.Metaspace()}, "policy.gguf-tokenizer"),
     ],
 )
-def test_what_a_file_could_not_hold_is_refused_by_name(
-    tmp_path: Path, family: str, more: dict[str, Any], code: str
+def test_what_a_file_could_not_hold_is_refused_by_name_before_weights_are_loaded(
+    family: str, more: dict[str, Any], code: str
 ) -> None:
+    cut = more.pop("cut", None)
     model, tokenizer = made(family, **more)
-    path = tmp_path / "m.gguf"
-    refused(lambda: gguf_writing.write(model, tokenizer, path, "f16", lambda done, total: None), BadInput, code=code)
-    assert not path.exists()
-
-
-def test_a_tokenizer_that_cuts_otherwise_is_refused(tmp_path: Path) -> None:
-    from composer_stages.envs import kata
-
-    student = Path(kata.__file__).parent / "models" / "student"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(student), AutoTokenizer.from_pretrained(student)
-    path = tmp_path / "m.gguf"
-    refused(
-        lambda: gguf_writing.write(model, tokenizer, path, "f16", lambda done, total: None),
-        BadInput,
-        code="policy.gguf-tokenizer",
-    )
+    if cut:
+        tokenizer.backend_tokenizer.pre_tokenizer = cut
+    refused(lambda: gguf_writing.places(model.to("meta"), tokenizer), BadInput, code=code)
