@@ -170,8 +170,9 @@ def number_calls(conversation: Iterable[Message], numbers: Iterator[int]) -> lis
     return converted
 
 
-DIRECTIVES = "aAbBcdHIjmMpSUwWxXyYZ"
-"""Of `strftime`."""
+DIRECTIVE = re.compile(r"%[-_0^#]?[a-zA-Z]")
+"""Of `strftime`, with the flags of the C library."""
+PERCENT = "\u2063PERCENT\u2063"
 
 
 def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str], today: date) -> None:
@@ -182,9 +183,10 @@ def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str
     """
     lines = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}" for name, value in sorted(settings.items()))
     if "strftime_now" in tokenizer.chat_template:
-        written = {f"%{letter}": today.strftime(f"%{letter}") for letter in DIRECTIVES}
-        written |= {f"%-{letter}": str(number) for letter, number in (("d", today.day), ("m", today.month))}
-        replaced = "".join(f" | replace({name!r}, {text!r})" for name, text in written.items())
+        # As transformers writes them, whose directives are those of this machine's library.
+        directives = sorted({*DIRECTIVE.findall(tokenizer.chat_template)})
+        written = {"%%": PERCENT} | {name: today.strftime(name) for name in directives} | {PERCENT: "%"}
+        replaced = "".join(f" | replace({name!r}, {text!r})" for name, text in written.items() if name != text)
         lines += f"{{%- macro strftime_now(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro -%}}"
     if not tokenizer.chat_template.startswith(lines):
         tokenizer.chat_template = lines + tokenizer.chat_template

@@ -91,6 +91,10 @@ def named(variable: str) -> Callable[[], str | None]:
 
 
 NEEDS = {
+    "chat-templates": Need(
+        named("COMPOSER_CHAT_TEMPLATES"),
+        "COMPOSER_CHAT_TEMPLATES names the folder chat_templates of a clone of github.com/chujiezheng/chat_templates",
+    ),
     "chromium": Need(program("chromium", "chromium-browser", "google-chrome"), "Debian's package chromium"),
     "clients": Need(
         program(variable="COMPOSER_CLIENTS"),

@@ -1,10 +1,13 @@
 """Turns of a conversation as chat templates write them: how answers end, and what comes before the next one."""
 
+import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trl
+from needs import needs, where
 from support.chat_forms import FORMS, byte_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -99,6 +102,27 @@ def test_a_public_template_is_appended_to(name: str) -> None:
     assert bool(replaced) == name.startswith(("deepseek", "nemotron"))  # whose opening begins a thought
 
 
+@pytest.mark.slow
+@needs("chat-templates")
+def test_the_templates_of_a_collection_are_appended_to() -> None:
+    """18 of chujiezheng/chat_templates@11c49562: all follow an answer as in the whole; these trim earlier ones."""
+    rewriting = list[str]()
+    for path in sorted(Path(where("chat-templates")).glob("*.jinja")):
+        template, end = path.read_text(), "</s>"
+        special = {*re.findall(r"<\|?[\w/]{1,40}\|?>", template)} - {end}
+        tokenizer = byte_tokenizer(template, end, sorted(special))
+        fit_template(PolicyConfig(model=path.stem), tokenizer)
+        asked, new = conversation("one"), conversation("five")
+        opening, form = tokenizer.decode(opening_ids(tokenizer, asked)), turn_form(tokenizer)
+        following = tokenizer.decode(following_ids(tokenizer, new, answer="two", last_id=end_id(tokenizer)))
+        whole = whole_text(tokenizer, [*asked, *conversation("two", first="assistant"), *new])
+        assert whole.endswith(following), path.stem
+        rewriting += [path.stem] if f"{opening}two{form.closing}{following}" != whole else []
+        assert form.rewrites == (path.stem in rewriting), path.stem
+    equal = {path.stem for path in Path(where("chat-templates")).glob("*.jinja")} - {*rewriting}
+    assert equal == {"granite-3.0-instruct", "qwen2.5-instruct"}, "the others open answers with another space"
+
+
 def test_an_answer_that_a_template_changes_stays_as_it_was_said() -> None:
     """As DeepSeek's template drops thoughts, and Llama 3's cuts blanks off."""
     body = "{{ m['role'] }}: {{ m['content'].split('</think>')[-1] | trim }}<end>"
@@ -166,15 +190,11 @@ def test_named_templates_become_one_that_chooses_by_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "right"),
-    [
-        ('strftime_now("%d %b %Y")', "05 Mar 2031"),
-        ("strftime_now('%Y-%m-%d')", "2031-03-05"),
-        ('strftime_now("%B %-d")', "March 5"),
-    ],
+    "form", ["%d %b %Y", "%Y-%m-%d", "%B %-d", "%A, %e", "%F", "%D %T", "%%d %d%%", "%Q", "%^a %j"]
 )
-def test_the_date_of_a_template_is_that_of_the_settings(call: str, right: str) -> None:
-    macro = f"{{% macro today() %}}{{{{ {call} }}}}{{% endmacro %}}"
+def test_the_date_of_a_template_is_that_of_the_settings(form: str) -> None:
+    right = date(2031, 3, 5).strftime(form)
+    macro = f"{{%macro today()%}}{{{{ strftime_now({form!r}) }}}}{{%-endmacro %}}"
     template = f"{macro}{{{{ today() }}}} {{{{ messages[0]['content'] }}}}"
     tokenizer = byte_tokenizer(template, "<end>", [])
     config = PolicyConfig.model_validate({"model": "m", "template_date": "2031-03-05"})
