@@ -117,7 +117,9 @@ def lower(tensor: Any) -> Any:
 
 def _under_autocast(name: str) -> Any:
     def run(*args: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+        with torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
+        ):
             return getattr(aten, name)(*tree.tree_map(lower, args))
 
     return run
