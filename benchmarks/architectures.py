@@ -1,6 +1,6 @@
 """A table of all causal LMs of transformers: which ways of sampling and scoring are taken, and how far they are off.
 
-    python -m benchmarks.architectures [TYPE ...]
+    python benchmarks/architectures.py [TYPE ...]
 
 Each type is made small from its default configuration, completed by `architectures.toml` where the default cannot be
 built. Rows on both sides of every length at which it switches are sampled and scored together, as a run does it, and
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import peft
+import records
 import torch
 import transformers
 import trl.trainer.utils  # noqa: F401  # which each process would import again
@@ -27,7 +28,6 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from benchmarks import records
 from composer_stages.policy import kv_cache, sampling, small_models, trials
 from composer_stages.policy.sampling import TOGETHER, sample_batch, try_sampling
 from composer_stages.runs import store

@@ -26,6 +26,7 @@ from composer_stages.runs.kinds import (
     TEACHER_ACTION as TEACHER_ACTION,
     TRAINING_REWARD as TRAINING_REWARD,
     TRAJECTORY as TRAJECTORY,
+    VECTORS as VECTORS,
     WATCHED as WATCHED,
     WATCHED_ROLLOUT as WATCHED_ROLLOUT,
     Kind as Kind,

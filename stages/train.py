@@ -33,6 +33,7 @@ from composer_stages.runs.kinds import (
     START,
     STEP,
     TRAINING_REWARD,
+    VECTORS,
 )
 from composer_stages.runs.run import Inputs, RunWriter, Slot
 from composer_stages.runs.stage import Plan, Stage
@@ -101,7 +102,7 @@ def _longest_row(inputs: Inputs) -> int:
         return 0
     from composer_stages.training.projection import PAIRS
 
-    pairs = store.read_json(direction.folder() / PAIRS)
+    pairs = store.read_json(direction.folder(VECTORS) / PAIRS)
     return max(len(row["prompt_ids"]) + len(row["completion_ids"]) for pair in pairs for row in pair)
 
 

@@ -44,6 +44,7 @@ from composer_stages.gradients.basis import (
 from composer_stages.gradients.tensors import Layout
 from composer_stages.losses.tokens import token_log_probs
 from composer_stages.policy.base import PolicyConfig
+from composer_stages.runs.kinds import VECTORS
 from composer_stages.runs.run import Run, RunWriter
 
 if TYPE_CHECKING:
@@ -436,7 +437,7 @@ def open_student(
 
     model, tokenizer = load_model(config, listener=out.progress)
     out.model("student", **LocalPolicy(model, tokenizer, config).facts())
-    spectrum = load_spectrum(svd.folder()) if svd is not None and adapter in SPECTRAL else None
+    spectrum = load_spectrum(svd.folder(VECTORS)) if svd is not None and adapter in SPECTRAL else None
     if spectrum is not None:
         check_spectrum(model, spectrum)
     return adapt(model.eval(), tokenizer, open_adapter(adapter, model, spectrum, rank, seed))

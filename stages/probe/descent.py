@@ -44,7 +44,7 @@ from composer_stages.probe.metrics import (
 )
 from composer_stages.probe.rows import as_tokens, mean_known, write_step
 from composer_stages.probe.settings import PROJECTION_MODES, DescentConfig, ProjectionMode, ReplayConfig
-from composer_stages.runs.kinds import PROBE_ROW, Row
+from composer_stages.runs.kinds import PROBE_ROW, VECTORS, Row
 from composer_stages.runs.run import Inputs, RunWriter
 from composer_stages.runs.store import link_folder, read_lines
 
@@ -231,7 +231,7 @@ class Replay:
         )
         self.start, self.weights = adapter.theta.clone(), None
         if config.drift:
-            pairs = pair_rows(inputs.one("direction").folder())
+            pairs = pair_rows(inputs.one("direction").folder(VECTORS))
             self.weights = weight_direction(self.student, pairs, out.scratch("drift") / "weights.bin")
         num_done = 0
         while self.out.finished(f"step_{num_done:03d}"):
@@ -320,7 +320,7 @@ class Replay:
             checks.append(removed_toward_hack(accounts))
         out.table(PROBE_ROW, rows)
         # Linked, not copied: the gradients of a pool can take gigabytes.
-        out.checkpoint(lambda target: link_folder(out.scratch("gradients"), target), "gradients")
+        out.checkpoint(lambda target: link_folder(out.scratch("gradients"), target), "gradients", VECTORS)
         out.count(planned=len(rows), done=len(rows), steps=len(accounts))
         out.metrics(accounts)
         write_checks(

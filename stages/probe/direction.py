@@ -47,7 +47,7 @@ from composer_stages.gradients.per_row import MeasuredStudent, TokenRow, dr_grpo
 from composer_stages.gradients.tensors import GradientStore, Layout, read_tensors, write_tensors
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.runs import store
-from composer_stages.runs.kinds import Row
+from composer_stages.runs.kinds import VECTORS, Row
 from composer_stages.runs.run import Run, RunWriter
 
 LossKind = Literal["nll_mean", "drgrpo_sum"]
@@ -244,7 +244,7 @@ def open_probe(
     run: Run, svd: Run | None, policy: PolicyConfig, out: RunWriter
 ) -> tuple[MeasuredStudent, Direction, Row]:
     """Open the student of a direction run, the direction and its facts; `BadInput` if their coordinates differ."""
-    direction, facts, _ = open_direction(run.folder())
+    direction, facts, _ = open_direction(run.folder(VECTORS))
     settings = (facts["adapter"], facts["adapter_rank"], facts["adapter_seed"])
     student = open_student(policy, *settings, svd, out)
     check_coordinates(facts, coordinates(student.adapter))

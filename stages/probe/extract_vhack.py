@@ -26,7 +26,7 @@ from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.probe.settings import AdapterName
 from composer_stages.runs import store
-from composer_stages.runs.kinds import CHECKPOINT, DIRECTION, SVD_MODULE, Row
+from composer_stages.runs.kinds import DIRECTION, SVD_MODULE, VECTORS, Row
 from composer_stages.runs.run import Inputs, RunWriter, Slot
 from composer_stages.runs.settings import BASIC, Settings, StageConfig, basic_of
 from composer_stages.runs.stage import Plan, Stage
@@ -285,7 +285,7 @@ def _finish(
 
     folder = out.scratch("v_hack")
     save_direction(folder / V_HACK_FILE, direction, facts)
-    out.checkpoint(lambda target: store.link_folder(folder, target), "v_hack")
+    out.checkpoint(lambda target: store.link_folder(folder, target), "v_hack", VECTORS)
     out.table(DIRECTION, module_rows(direction, gradients, loss))
     out.count(planned=len(gradients), done=len(gradients))
     write_checks(
@@ -302,10 +302,10 @@ def _finish(
 
 STAGE = Stage(
     name="probe-extract-vhack",
-    version=2,
+    version=3,
     config=Config,
     inputs={"svd": Slot(SVD_MODULE, optional=True)},
-    outputs={"directions": DIRECTION, "v_hack": CHECKPOINT},
+    outputs={"directions": DIRECTION, "v_hack": VECTORS},
     plan=plan,
     run=run,
 )

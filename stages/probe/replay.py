@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from composer_stages.errors import UsageError
 from composer_stages.probe.settings import ReplayConfig as Config
-from composer_stages.runs.kinds import CHECKPOINT, DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, Row
+from composer_stages.runs.kinds import DIRECTION, POOL_ROW, PROBE_ROW, SVD_MODULE, VECTORS, Row
 from composer_stages.runs.run import Inputs, RunWriter, Slot
 from composer_stages.runs.stage import Plan, Stage
 from composer_stages.words import Sentence
@@ -76,10 +76,10 @@ def _rows_by_step(rows: list[Row], steps: int) -> list[list[Row]]:
 
 STAGE = Stage(
     name="probe-replay",
-    version=1,
+    version=2,
     config=Config,
     inputs={"pool": Slot(POOL_ROW), "direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)},
-    outputs={"probe_rows": PROBE_ROW, "gradients": CHECKPOINT},
+    outputs={"probe_rows": PROBE_ROW, "gradients": VECTORS},
     plan=plan,
     run=run,
 )

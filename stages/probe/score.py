@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from composer_stages.errors import BadInput
-from composer_stages.runs.kinds import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, Row
+from composer_stages.runs.kinds import DIRECTION, PLACEBO, PROBE_ROW, PROBE_SCORE, VECTORS, Row
 from composer_stages.runs.run import Inputs, Run, RunWriter, Slot
 from composer_stages.runs.settings import StageConfig
 from composer_stages.runs.stage import Plan, Stage
@@ -42,8 +42,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     from composer_stages.probe.metrics import chance, module_effects, placebo_rows, score_rows, teacher_gradients
 
     replay, rows = inputs.one("rows"), inputs.one("rows").rows(PROBE_ROW)
-    gradients = GradientStore(replay.folder())
-    opened = [open_direction(run.folder()) for run in inputs.many("directions")]
+    gradients = GradientStore(replay.folder(VECTORS))
+    opened = [open_direction(run.folder(VECTORS)) for run in inputs.many("directions")]
     for _, facts, _ in opened:
         check_coordinates(facts, gradients.facts)
     direction, facts, pairs = opened[0]

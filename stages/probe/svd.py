@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.runs import store
-from composer_stages.runs.kinds import CHECKPOINT, SVD_MODULE
+from composer_stages.runs.kinds import SVD_MODULE, VECTORS
 from composer_stages.runs.run import Inputs, RunWriter
 from composer_stages.runs.settings import StageConfig, basic_of
 from composer_stages.runs.stage import Plan, Stage
@@ -59,7 +59,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         }
         out.write(name, {"module": row})
     rows = [record["module"] for name in linears if (record := out.journal.get(name)) is not None]
-    out.checkpoint(lambda target: store.link_folder(folder, target), "svd")
+    out.checkpoint(lambda target: store.link_folder(folder, target), "svd", VECTORS)
     out.table(SVD_MODULE, rows)
     out.count(planned=len(rows), done=len(rows))
     out.set_summary(
@@ -73,9 +73,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 STAGE = Stage(
     name="probe-svd",
-    version=1,
+    version=2,
     config=Config,
-    outputs={"svd_modules": SVD_MODULE, "svd": CHECKPOINT},
+    outputs={"svd_modules": SVD_MODULE, "svd": VECTORS},
     plan=plan,
     run=run,
 )

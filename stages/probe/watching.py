@@ -57,7 +57,7 @@ from composer_stages.probe.metrics import stacked_cosines
 from composer_stages.probe.rows import as_tokens, finite_or_none, mean_known, run_rows
 from composer_stages.probe.sources import with_advantages
 from composer_stages.probe.statistics import Draws, labelled
-from composer_stages.runs.kinds import Row
+from composer_stages.runs.kinds import VECTORS, Row
 from composer_stages.runs.run import Inputs, Listener, Run, RunWriter
 from composer_stages.words import Sentence
 
@@ -176,9 +176,9 @@ class Watcher:
         listener: Listener,
     ) -> None:
         self.start, self.max_tokens, self._listener = start, max_tokens, listener
-        self.direction, self.facts, pairs = open_direction(direction.folder())
+        self.direction, self.facts, pairs = open_direction(direction.folder(VECTORS))
         spectral = svd is not None and self.facts["adapter"] in SPECTRAL
-        self.spectrum = load_spectrum(svd.folder()) if svd is not None and spectral else None
+        self.spectrum = load_spectrum(svd.folder(VECTORS)) if svd is not None and spectral else None
         self.families, self.units = watch_directions(self.direction, pairs, self.facts["loss_kind"], placebos, seed)
         self.scale = hack_scale(self.direction, pairs, self.facts["loss_kind"])
 

@@ -130,6 +130,8 @@ operator dropped it, null for what is kept and where Data-Juicer does not trace 
 START = Kind("start", 1, {})
 """A folder with a model that trainings start from."""
 CHECKPOINT = Kind("checkpoint", 1, {})
+VECTORS = Kind("vectors", 1, {})
+"""A folder with vectors of the probe: gradients, a direction, or a decomposition of weights."""
 
 
 # Teachers and pairs.
@@ -380,7 +382,7 @@ PROBE_KINDS = (
 )
 _OTHERS = (
     *(TASK, ROLLOUT, STEP, TEACHER_ACTION, PAIR, STATE, CONTINUATION, ORIGIN),
-    *(EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, START, CHECKPOINT),
+    *(EVAL_ITEM, TRAINING_REWARD, HINT, DIFFICULTY, SELECTION, START, CHECKPOINT, VECTORS),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (*_OTHERS, *PROBE_KINDS)}
 

@@ -25,6 +25,7 @@ from composer_stages.rollouts.agent_loop import LiveRollout, Rules
 from composer_stages.rollouts.history import FULL
 from composer_stages.runs import store
 from composer_stages.runs.activity import Checking, activity
+from composer_stages.runs.kinds import VECTORS
 from composer_stages.runs.run import Inputs, RunWriter
 from composer_stages.stopping import Interrupted
 from composer_stages.training import checkpoints, step, weights
@@ -129,7 +130,7 @@ class TrainingSession:
         if run is not None:
             model.eval()
             with checkpointed(model) if size.gradient_checkpointing else nullcontext():
-                direction = weight_direction(model, store.read_json(run.folder() / PAIRS))
+                direction = weight_direction(model, store.read_json(run.folder(VECTORS) / PAIRS))
         student = Student.prepare(model, tokenizer, plan, ranks)
         out.model("policy", **(sampler or student.policy).facts(), training={**plan.facts(), "processes": ranks.count})
         folder = ranks.broadcast_from_rank0(lambda: out.scratch("trainer"))

@@ -146,7 +146,8 @@ def test_one_settings_file_serves_all_stages(composer, server, tmp_path):
     assert done.returncode == 2 and "no setting polcy" in done.stderr and "no setting collect" in done.stderr
     preset = tmp_path / "mine.toml"
     preset.write_text(f"[[stage]]\nstage = 'collect'\nconfig.policy.base_url = '{server}'\nconfig.tasks = 2\n")
-    done = composer("run", "--preset", preset, "-c", also, "--dry-run")
+    study.write_text("[optimisation]\nsteps = 3\n")
+    done = composer("run", "--preset", preset, "-c", study, "--dry-run")
     assert done.returncode == 2 and "Nothing is left for this preset" in done.stderr
     study.write_text("samples = 3\n")
     done = composer("run", "--preset", preset, "-c", study, "--dry-run")

@@ -67,8 +67,8 @@ def test_a_run_of_the_command_line_is_found_done_however_it_is_asked_for(
     assert composer.replay_teachers.plan(run, artifacts=own_runs, teachers=tables).units == 24
     with pytest.raises(composer.UsageError, match=r"but \[\[teachers\]\] tables are needed"):
         composer.replay_teachers(run, artifacts=own_runs, teachers=study)
-    with pytest.raises(composer.UsageError, match="collect has no setting teachers"):
-        composer.collect(artifacts=own_runs, teachers=file)
+    with pytest.raises(composer.UsageError, match="train has no setting teachers"):
+        composer.train(artifacts=own_runs, teachers=file)
 
 
 def test_a_missing_input_is_answered_with_the_call_that_makes_it(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ FOREIGN = {
     },
     "pip": {"pip install swebench"},
     "PyPI": {"errorbars", "evalconfidence", "paired-eval"},
+    "Linux": {"sysinfo"},
     "Python": {"Fraction", "object.__subclasses__()"},
     "Slurm": {"--requeue"},
     "reasoning-gym": {"countdown", "rubiks_cube", "--set env.config.max_words=3"},

@@ -133,9 +133,13 @@ def test_a_model_behind_vllm_is_a_teacher_too(tmp_path: Path, tiny: Path, collec
 
 
 def test_no_other_stage_has_a_setting_that_buys_answers() -> None:
-    """`samples` at the top of a file of settings went to all stages, and bought four answers for each one."""
+    """`samples` at the top of a file of settings went to all stages, and bought four answers for each one.
+
+    `collect` takes teachers, which play turns only where `rollouts.mixed` is set.
+    """
     others = (load_stage(name).config.model_fields for name in STAGES if name != "replay-teachers")
-    assert replay_teachers.Config.model_fields.keys() & {key for fields in others for key in fields} == {"seed"}
+    keys = {key for fields in others for key in fields}
+    assert replay_teachers.Config.model_fields.keys() & keys == {"seed", "teachers"}
 
 
 def test_two_teachers_of_one_name_are_refused() -> None:

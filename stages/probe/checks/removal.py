@@ -15,7 +15,7 @@ from composer_stages.probe.checks.check import Check, Finding, declared, failing
 from composer_stages.probe.direction import RANDOM, Direction, Placebos, haar, randsign, step_placebos
 from composer_stages.probe.metrics import teacher_gradients
 from composer_stages.runs import store
-from composer_stages.runs.kinds import PROBE_ROW, Row
+from composer_stages.runs.kinds import PROBE_ROW, VECTORS, Row
 from composer_stages.runs.run import Run
 from composer_stages.words import Sentence
 
@@ -104,7 +104,7 @@ def projection_checks(replay: Run | None, direction: Direction, num_placebos: in
     steps = [store.read_json(replay.path / f"step_{number:03d}.diag.json") for number in range(count)]
     units = [haar(direction, num_placebos, seed), randsign(direction, num_placebos, seed + 1)]
     placebos = Placebos([family for family in RANDOM for _ in range(num_placebos)], torch.cat(units))
-    rows, gradients = replay.rows(PROBE_ROW), GradientStore(replay.folder())
+    rows, gradients = replay.rows(PROBE_ROW), GradientStore(replay.folder(VECTORS))
     random = step_placebos(teacher_gradients(rows, gradients.rows), placebos, direction)
     # A LoRA from PEFT's start has no gradient on A and so no direction there, which is not a missing module.
     probed = [name for name in direction.layout.names if not name.endswith(A_HALF)]

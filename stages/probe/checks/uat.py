@@ -13,7 +13,7 @@ from composer_stages.probe.checks.removal import projection_checks
 from composer_stages.probe.direction import open_direction
 from composer_stages.probe.statistics import Draws
 from composer_stages.runs import store
-from composer_stages.runs.kinds import PLACEBO, POOL_ROW, PROBE_ROW, PROBE_SCORE
+from composer_stages.runs.kinds import PLACEBO, POOL_ROW, PROBE_ROW, PROBE_SCORE, VECTORS
 from composer_stages.runs.run import Inputs, Run
 
 CONTROLS = ("negated", "generic")
@@ -25,7 +25,7 @@ def run_checks(inputs: Inputs, arms: dict[str, Run], draws: Draws, num_placebos:
     `inputs` are those of `probe uat`, `arms` its replays by arm, `num_placebos` the random directions of each of two
     families that T3 is compared with. `BadInput` when the scores are not of the vanilla replay's rows.
     """
-    direction, facts, pairs = open_direction(inputs.one("direction").folder())
+    direction, facts, pairs = open_direction(inputs.one("direction").folder(VECTORS))
     rows, placebos = arms["vanilla"].rows(PROBE_ROW), inputs.one("score").rows(PLACEBO)
     scored = scored_rows(rows, inputs.one("score").rows(PROBE_SCORE), placebos)
     pool_rows, guards = inputs.one("pool").rows(POOL_ROW), store.read_json(arms["vanilla"].path / "checks.json")

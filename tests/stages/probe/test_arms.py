@@ -20,7 +20,7 @@ from composer_stages.probe.direction import Direction, PairGradients, extract, p
 from composer_stages.probe.metrics import row_metrics
 from composer_stages.probe.rows import run_rows
 from composer_stages.runs import store
-from composer_stages.runs.kinds import CHECKPOINT, ROLLOUT, ROLLOUT_GRADIENT, STEP
+from composer_stages.runs.kinds import CHECKPOINT, ROLLOUT, ROLLOUT_GRADIENT, STEP, VECTORS
 from composer_stages.runs.run import Run
 from tests.stages.probe.running import RATE, carry_out, settings
 
@@ -52,7 +52,7 @@ def student(models: Models) -> MeasuredStudent:
 @pytest.fixture(scope="module")
 def direction(student: MeasuredStudent, chain: Chain) -> Direction:
     """The direction of the pairs at the start, as the probe extracts it."""
-    rows = pair_rows(chain["v"].folder())
+    rows = pair_rows(chain["v"].folder(VECTORS))
     gradients, _ = student.gradients([side for pair in rows for side in pair])
     layout, tokens = student.adapter.layout, [[side.num_own for side in pair] for pair in rows]
     return extract(layout, PairGradients.alternating(layout, gradients, tokens).differences("nll_mean"))

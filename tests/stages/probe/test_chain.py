@@ -14,7 +14,16 @@ from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import score, uat
 from composer_stages.probe.checks.hacking import scored_rows
 from composer_stages.runs import store
-from composer_stages.runs.kinds import DIRECTION, PLACEBO, POOL_ROW, PROBE_CHECK, PROBE_ROW, PROBE_SCORE, SVD_MODULE
+from composer_stages.runs.kinds import (
+    DIRECTION,
+    PLACEBO,
+    POOL_ROW,
+    PROBE_CHECK,
+    PROBE_ROW,
+    PROBE_SCORE,
+    SVD_MODULE,
+    VECTORS,
+)
 from composer_stages.runs.run import Run
 from tests.stages.probe.running import carry_out, extracted, pooled, replayed
 
@@ -80,7 +89,7 @@ def test_the_pool_grows_until_its_buckets_are_filled(models: Models, tmp_path: P
     pool = pooled(models, tmp_path / "pool", problems=6, max_problems=40)
     assert 6 < pool.manifest.counts["problems"] <= 40
     assert "problems with both" not in pool.rows(POOL_ROW)[0]["completion"]
-    assert pool.manifest.summary["verdict"] == "PASS"
+    assert pool.manifest.summary["verdict"] == "INCONCLUSIVE", "so few problems show no rate"
 
 
 def test_rows_hold_the_older_keys_and_every_gradient_is_kept(chain: Chain) -> None:
@@ -89,7 +98,7 @@ def test_rows_hold_the_older_keys_and_every_gradient_is_kept(chain: Chain) -> No
     with gzip.open(chain["vanilla"].path / "step_000.jsonl.gz") as file:
         first = json.loads(file.readline(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     assert first["row_uid"] == rows[0]["row_uid"] and first["cos_stack"] == rows[0]["cos_stack"]
-    kept = GradientStore(chain["vanilla"].folder())
+    kept = GradientStore(chain["vanilla"].folder(VECTORS))
     assert len(kept.rows) == len(rows) == len({row["grad_store_offset"] for row in rows})
     assert all(row["comp_len"] == row["n_loss_tokens"] == len(row["completion_ids"]) for row in rows)
     norms = (kept.rows.norm(dim=-1) / torch.tensor([float(row["n_loss_tokens"]) for row in rows])).tolist()
@@ -110,7 +119,7 @@ def test_a_direction_has_module_rows_and_passes_validation(chain: Chain) -> None
 
 
 def test_a_decomposition_has_its_digest_in_the_summary(chain: Chain) -> None:
-    assert load_spectrum(chain["svd"].folder()).sha256 == chain["svd"].manifest.summary["svd_sha256"]
+    assert load_spectrum(chain["svd"].folder(VECTORS)).sha256 == chain["svd"].manifest.summary["svd_sha256"]
     assert [row["rank"] for row in chain["svd"].rows(SVD_MODULE)][:3] == [48, 24, 24]
 
 

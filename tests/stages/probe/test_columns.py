@@ -22,6 +22,7 @@ from composer_stages.runs.kinds import (
     ROLLOUT_GRADIENT,
     SVD_MODULE,
     TRAJECTORY,
+    VECTORS,
     WATCHED,
     WATCHED_ROLLOUT,
 )
@@ -53,7 +54,7 @@ def found(
     two = extracted(models["honest"], [chain["svd"]], tmp_path / "v2", count=8, adapter="lora_frozenA", rank=4, **axes)
     changes = {"fmt_ok": False, "completion": "# maybe", "completion_ids": [7, 8], "comp_len": 2}
     older = recorded_rows(recorded(tmp_path / "old", **changes), "s65", "rh", EOS, [PAD])
-    direction = load_direction(chain["v"].folder() / V_HACK_FILE)[0]
+    direction = load_direction(chain["v"].folder(VECTORS) / V_HACK_FILE)[0]
     direction = from_flat(direction.layout, direction.mean, direction.modules[:5])
     row = chain["pool"].rows(POOL_ROW)[0]
     metrics = row_metrics(torch.zeros(1, direction.layout.width), direction)

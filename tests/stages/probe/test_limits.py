@@ -16,7 +16,7 @@ from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import score
 from composer_stages.probe.direction import V_HACK_FILE, load_direction, pair_rows
 from composer_stages.probe.metrics import toward_hack, weight_direction
-from composer_stages.runs.kinds import PROBE_ROW, PROBE_SCORE
+from composer_stages.runs.kinds import PROBE_ROW, PROBE_SCORE, VECTORS
 from composer_stages.runs.run import Run
 from tests.stages.probe.running import carry_out, extracted, replayed
 
@@ -26,7 +26,7 @@ SPARE = {"max_tokens": 32, "checkpointing": True}
 
 def test_a_direction_is_the_same(chain: Chain, models: Models, tmp_path: Path) -> None:
     spare = extracted(models["honest"], [chain["svd"]], tmp_path / "v", **SPARE)
-    found, expected = (load_direction(run.folder() / V_HACK_FILE)[0] for run in (spare, chain["v"]))
+    found, expected = (load_direction(run.folder(VECTORS) / V_HACK_FILE)[0] for run in (spare, chain["v"]))
     assert torch.allclose(found.unit, expected.unit, atol=1e-4)
     assert spare.manifest.summary["verdict"] == chain["v"].manifest.summary["verdict"]
 
@@ -34,7 +34,7 @@ def test_a_direction_is_the_same(chain: Chain, models: Models, tmp_path: Path) -
 def test_a_direction_of_weights_is_the_same(planted: dict[str, nn.Module], chain: Chain, tmp_path: Path) -> None:
     model = copy.deepcopy(planted["honest"])
     student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
-    pairs = pair_rows(chain["v"].folder())
+    pairs = pair_rows(chain["v"].folder(VECTORS))
     whole = weight_direction(student, pairs, tmp_path / "whole.bin")
     student.max_tokens = 32
     for name, part in weight_direction(student, pairs, tmp_path / "parts.bin").items():
@@ -47,7 +47,7 @@ def test_toward_hack_is_the_cosine_over_all_weights(
     """Against autograd's gradient of all weights, and their change, side by side in memory."""
     model = copy.deepcopy(planted["honest"])
     student = adapt(model, tokenizer(), SingularValues(spectrum_of(model)))
-    pairs = pair_rows(chain["v"].folder())[:3]
+    pairs = pair_rows(chain["v"].folder(VECTORS))[:3]
     direction = weight_direction(student, pairs, tmp_path / "weights.bin")
     start = student.adapter.theta
     assert toward_hack(student, direction, start) is None
@@ -74,7 +74,7 @@ def test_sums_alone_give_the_rows_and_the_steps_of_kept_gradients(
         keep: replayed(models, [chain["pool"], v, *given], tmp_path / keep, arm="projected", steps=3, keep=keep)
         for keep in ("rows", "sums")
     }
-    assert (runs["sums"].folder() / "gradients.bin").stat().st_size == 0
+    assert (runs["sums"].folder(VECTORS) / "gradients.bin").stat().st_size == 0
     for kept, summed in zip(*(run.rows(PROBE_ROW) for run in runs.values()), strict=True):
         for name in ("cos_stack", "cos_global", "cos_first128", "hackfrac", "energy", "mean_cos_post"):
             assert summed[name] == pytest.approx(kept[name], abs=2e-3), name
@@ -90,7 +90,7 @@ def test_sums_alone_give_the_rows_and_the_steps_of_kept_gradients(
 
 def test_logits_of_a_few_tokens_at_a_time_give_the_same_gradients(planted: dict[str, nn.Module], chain: Chain) -> None:
     model = copy.deepcopy(planted["honest"])
-    batch = collate([side for pair in pair_rows(chain["v"].folder())[:4] for side in pair])
+    batch = collate([side for pair in pair_rows(chain["v"].folder(VECTORS))[:4] for side in pair])
     weight = model.get_output_embeddings().weight.requires_grad_()
     found = own_log_probs(model, batch, max_logits=5 * model.config.vocab_size)
     hidden = model.base_model(input_ids=batch.ids, attention_mask=batch.attention).last_hidden_state

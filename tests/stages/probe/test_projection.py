@@ -18,7 +18,7 @@ from composer_stages.probe.direction import pair_rows
 from composer_stages.probe.metrics import weight_direction as probe_direction
 from composer_stages.runs import runner, store
 from composer_stages.runs.catalog import assign_inputs
-from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, VECTORS
 from composer_stages.runs.run import Run
 from composer_stages.training.projection import PAIRS, random_like, weight_direction
 from tests.stages.probe.running import HINTED, PLANTED, extracted
@@ -56,7 +56,7 @@ def before(models: dict[str, PolicyConfig]) -> Any:
 
 @pytest.fixture(scope="module")
 def direction(before: Any, v: Run) -> dict[str, torch.Tensor]:
-    return weight_direction(before, store.read_json(v.folder() / PAIRS))
+    return weight_direction(before, store.read_json(v.folder(VECTORS) / PAIRS))
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ def test_the_direction_is_that_of_the_probe_in_the_space_of_weights(
     start: PolicyConfig, v: Run, tmp_path: Path
 ) -> None:
     model, words = load_model(start, listener=lambda *_: None)
-    found = weight_direction(model, store.read_json(v.folder() / PAIRS))
+    found = weight_direction(model, store.read_json(v.folder(VECTORS) / PAIRS))
     assert all(parameter.requires_grad for parameter in model.parameters())
     student = adapt(model, words, Lora(target_linears(model), 2, freeze_a=True, seed=0))
-    expected = probe_direction(student, pair_rows(v.folder()), tmp_path / "weights.bin")
+    expected = probe_direction(student, pair_rows(v.folder(VECTORS)), tmp_path / "weights.bin")
     assert found.keys() == expected.keys()
     for name, part in expected.items():
         assert torch.allclose(found[name], part / part.norm(), atol=1e-5)

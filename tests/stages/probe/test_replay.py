@@ -10,7 +10,7 @@ from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import svd
 from composer_stages.probe.settings import DescentConfig
 from composer_stages.runs import store
-from composer_stages.runs.kinds import POOL_ROW, PROBE_ROW
+from composer_stages.runs.kinds import POOL_ROW, PROBE_ROW, VECTORS
 from composer_stages.runs.run import Run, RunWriter, write_manifest
 from tests.stages.probe.running import carry_out, extracted, pooled, replayed
 
@@ -29,7 +29,7 @@ def plain(small: Run, chain: Chain, models: Models, tmp_path_factory: pytest.Tem
 
 
 def gradients(run: Run) -> torch.Tensor:
-    return GradientStore(run.folder()).rows
+    return GradientStore(run.folder(VECTORS)).rows
 
 
 def test_an_interrupted_replay_ends_as_an_uninterrupted_one(

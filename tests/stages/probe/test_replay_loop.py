@@ -6,7 +6,7 @@ import torch
 from composer_stages.gradients.tensors import GradientStore
 from composer_stages.probe.direction import V_HACK_FILE, load_direction
 from composer_stages.runs import store
-from composer_stages.runs.kinds import PROBE_ROW
+from composer_stages.runs.kinds import PROBE_ROW, VECTORS
 from composer_stages.runs.run import Run
 
 Chain = dict[str, Run]
@@ -20,7 +20,7 @@ def diagnostics(run: Run) -> list[dict[str, float]]:
 
 def test_arms_measure_the_same_until_the_first_step_and_differ_after_it(chain: Chain) -> None:
     rows = {arm: chain[arm].rows(PROBE_ROW) for arm in ARMS}
-    gradients = {arm: GradientStore(chain[arm].folder()).rows for arm in ARMS}
+    gradients = {arm: GradientStore(chain[arm].folder(VECTORS)).rows for arm in ARMS}
     first = [row["step"] == 0 for row in rows["vanilla"]]
     for arm in ARMS[1:]:
         assert [row["row_uid"] for row in rows[arm]] == [row["row_uid"] for row in rows["vanilla"]]
@@ -55,8 +55,8 @@ def test_the_student_moves_toward_the_hack_unless_v_is_taken_out(chain: Chain) -
 
 def test_a_step_teaches_with_the_mean_of_its_teacher_rows_alone(chain: Chain) -> None:
     """The gradient of a step, recomputed from the rows on disk: its cosine with v and its norm are the diagnostics'."""
-    run, direction = chain["vanilla"], load_direction(chain["v"].folder() / V_HACK_FILE)[0]
-    gradients, rows = GradientStore(run.folder()).rows, run.rows(PROBE_ROW)
+    run, direction = chain["vanilla"], load_direction(chain["v"].folder(VECTORS) / V_HACK_FILE)[0]
+    gradients, rows = GradientStore(run.folder(VECTORS)).rows, run.rows(PROBE_ROW)
     for number, step in enumerate(diagnostics(run)):
         taught = [row for row in rows if row["step"] == number and row["src_pool"] == "teacher"]
         parts = [gradients[row["grad_store_offset"]] / row["n_loss_tokens"] for row in taught]
