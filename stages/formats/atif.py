@@ -96,8 +96,11 @@ def _log(trial: Record, origin: Origin) -> MeasuredLog:
     for name, trials in stats.items():
         if name not in values and (total := sum(map(len, trials.values()))):
             values[name] = sum(float(value) * len(names) for value, names in trials.items()) / total
+    count = evaluation.get("n_trials")
     reported = [
-        Reported(name, MEAN, float(v), Aggregate.SAMPLES) for name, v in values.items() if isinstance(v, int | float)
+        Reported(name, MEAN, float(v), Aggregate.SAMPLES, count=count)
+        for name, v in values.items()
+        if isinstance(v, int | float)
     ]
     return MeasuredLog(
         "harbor", task=str(source or ""), model=model, settings=as_settings(settings), reported=tuple(reported)

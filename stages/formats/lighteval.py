@@ -62,7 +62,7 @@ def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) ->
     directions |= {name: way for found in directions.values() if isinstance(found, dict) for name, way in found.items()}
     settings = {name: general.get(name) for name in ("num_fewshot_seeds", "max_samples", "generation_parameters")}
     reported = (
-        Reported(name, name, float(results[name]), Aggregate.SAMPLES)
+        Reported(name, name, float(results[name]), Aggregate.SAMPLES, count=configured.get("effective_num_docs"))
         for name in names
         if isinstance(results.get(name), int | float)
     )

@@ -141,8 +141,10 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 def _result_log(env: str, about: Record) -> MeasuredLog:
     """Return what a run is of, from its metadata."""
-    average = about.get("avg_reward")
+    average, examples, rollouts = about.get("avg_reward"), about.get("num_examples"), about.get("rollouts_per_example")
     numbers = [average] if isinstance(average, int | float) else []
+    # Of all rollouts of the run, of which a file may hold a part.
+    count = examples * rollouts if isinstance(examples, int) and isinstance(rollouts, int) else None
     return MeasuredLog(
         NAME,
         str(about.get("version") or ""),
@@ -150,7 +152,9 @@ def _result_log(env: str, about: Record) -> MeasuredLog:
         model=about.get("model"),
         kinds=(ScoreKind(),),
         settings=as_settings({**(about.get("sampling_args") or {}), **(about.get("env_args") or {})}),
-        reported=tuple(Reported(REWARD, "avg_reward", float(number), Aggregate.SAMPLES) for number in numbers),
+        reported=tuple(
+            Reported(REWARD, "avg_reward", float(number), Aggregate.SAMPLES, count=count) for number in numbers
+        ),
     )
 
 

@@ -349,17 +349,16 @@ def trial(job: Path, at: int, rewards: Mapping[str, float] | None, **more: Any) 
 
 
 @pytest.mark.parametrize(
-    ("metrics", "rewards", "reason"),
+    ("mean", "num_trials", "reason"),
     [
-        ({"mean": 0.6666666666666666}, [1, 0, 1, None], ""),
-        ({"mean": 0.5}, [1, 0, 1, None], "missing"),  # before 0.25 a trial without a verdict was 0
-        ({"mean": 0.9}, [1, 0, 1, None], "unknown"),
+        (0.6666666666666666, 3, ""),
+        (0.5, 4, "missing"),  # before 0.25 a trial without a verdict was 0
+        (0.75, 4, "absent"),
+        (0.9, 3, "unknown"),
     ],
 )
-def test_a_job_of_harbor_is_held_against_its_result(
-    tmp_path: Path, metrics: dict[str, float], rewards: list[float | None], reason: str
-) -> None:
-    for at, reward in enumerate(rewards):
+def test_a_job_of_harbor_is_held_against_its_result(tmp_path: Path, mean: float, num_trials: int, reason: str) -> None:
+    for at, reward in enumerate([1, 0, 1, None]):
         failed = {"exception_info": {"exception_type": "EnvironmentError", "exception_message": "x"}}
         trial(
             tmp_path / "job",
@@ -367,7 +366,8 @@ def test_a_job_of_harbor_is_held_against_its_result(
             None if reward is None else {"reward": reward},
             **({} if reward is not None else failed),
         )
-    stats = {"evals": {"agent__m__bench": {"metrics": [metrics], "reward_stats": {"reward": {}}}}}
+    evaluation = {"n_trials": num_trials, "metrics": [{"mean": mean}], "reward_stats": {"reward": {}}}
+    stats = {"evals": {"agent__m__bench": evaluation}}
     document(tmp_path / "job" / "result.json", {"id": "j", "n_total_trials": 4, "stats": stats})
     comparison = compared(tmp_path / "job", tmp_path / "job", unreconciled=True)
     (number,) = comparison.sides[0].reported
@@ -404,21 +404,24 @@ def helm(folder: Path, names: tuple[str, ...] = ("exact_match", "quasi_exact_mat
     return folder
 
 
-def lighteval(folder: Path) -> Path:
+def lighteval(folder: Path, num: int = 8) -> Path:
     time = "2026-01-02T03-04-05.000006"
     details = folder / "details" / "org" / "m" / time
     details.mkdir(parents=True)
-    rows = [{"doc": {"query": f"{at}?"}, "model_response": {}, "metric": {"em": float(at % 4 > 0)}} for at in range(8)]
+    rows = [
+        {"doc": {"query": f"{at}?"}, "model_response": {}, "metric": {"em": float(at % 4 > 0)}} for at in range(num)
+    ]
     pq.write_table(
         pa.Table.from_pylist([{**row, "model_response": {"t": "x"}} for row in rows]),
         details / f"details_a|0_{time}.parquet",
     )
     results = {"a|0": {"em": 0.75, "em_stderr": 0.1}}
-    document(folder / "results" / "org" / "m" / f"results_{time}.json", {"config_general": {}, "results": results})
+    about = {"config_general": {}, "config_tasks": {"a|0": {"effective_num_docs": 8}}, "results": results}
+    document(folder / "results" / "org" / "m" / f"results_{time}.json", about)
     return folder / "details" / "org" / "m"
 
 
-def verifiers(folder: Path) -> Path:
+def verifiers(folder: Path, num: int = 8) -> Path:
     rows = [
         {
             "example_id": at,
@@ -428,10 +431,11 @@ def verifiers(folder: Path) -> Path:
             "info": {},
             "reward": float(at % 4 > 0),
         }
-        for at in range(8)
+        for at in range(num)
     ]
     jsonl(folder / "results.jsonl", *rows)
-    document(folder / "metadata.json", {"env_id": "game", "model": "m", "avg_reward": 0.75})
+    about = {"env_id": "game", "model": "m", "num_examples": 8, "rollouts_per_example": 1, "avg_reward": 0.75}
+    document(folder / "metadata.json", about)
     return folder
 
 
@@ -446,6 +450,15 @@ def test_what_a_program_reports_of_a_folder_is_found(tmp_path: Path, write: Call
     again = compared(run.path, run.path)
     assert (means(again), again.differences[0].num_tasks) == (means(comparison), 8)
     assert [side.reported for side in again.sides] == [side.reported for side in comparison.sides]
+
+
+@pytest.mark.parametrize("write", [lighteval, verifiers])
+def test_the_number_of_a_log_of_which_a_part_is_here_is_explained_by_what_is_absent(
+    tmp_path: Path, write: Callable[[Path, int], Path]
+) -> None:
+    path = write(tmp_path / "log", 6)
+    (number,) = compared(path, path).sides[0].reported
+    assert (number.reported, number.reason, number.number) == (0.75, "absent", 2)
 
 
 def test_simulations_that_the_infrastructure_ended_are_missing(tmp_path: Path) -> None:
