@@ -256,7 +256,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     detected = reading.detect_formats(list(sources), "auto", sidecars)
     drops, programs, prompts = Counter[str](), dict[str, None](), set[str]()
     samples, logs = LoggedSamples(path, drops, alone=len(detected) == 1), list[MeasuredLog]()
-    numbers = dict[str, int]()
+    numbers, columns = dict[str, int](), dict[str, None]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
     found = [reader for reader in detected.values() if reader]
     has_rollouts = not all(reader.submits for reader in found)
@@ -273,6 +273,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
             if trajectory.log and numbers.setdefault(trajectory.log.key, len(logs)) == len(logs):
                 logs.append(trajectory.log)
             samples.add(record, _item(record, unit, numbers))
+            columns |= dict.fromkeys(_columns_of(trajectory)) if unit else {}
     counting = samples.counting()
     rows = {name: [sample.row.get(name) for sample in counting] for name in ITEM.names}
     scores, weights, before = (_columns([sample.row for sample in counting], kind) for kind in NUMBERS)
@@ -283,7 +284,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
             EVERY_COLUMN.choose(path, [*first])
         raise BadInput("comparison.no-sample", path=path, drops=(+drops).most_common(3))
     if unit and not any(rows["unit"]):
-        raise UsageError("comparison.no-unit", path=path, column=unit)
+        raise UsageError("comparison.no-unit-column", label=path, column=unit, columns=[*columns])
     notes = [Sentence("comparison.dropped-records", records=num, reason=reason) for reason, num in (+drops).items()]
     notes += [Sentence("comparison.unknown-files", files=len(unknown), first=unknown[0])] if unknown else []
     notes += [Sentence("comparison.broken-log", status=status, samples=num) for status, num in broken.items()]
@@ -440,43 +441,34 @@ def _item(record: ReadTrajectory, unit: str, logs: Mapping[str, int]) -> dict[st
         "item": measured.item or None,
         "seed": 0,
         **{name: getattr(measured, name) for name in NUMBERS},
-        "groups": _groups(trajectory),
+        "groups": {
+            name: str(value)
+            for name, value in _noted(trajectory).items()
+            if (SHARED.fullmatch(name) or name == "question") and isinstance(value, str | int)
+        },
         **usage(trajectory),
         "reason": measured.reason or None,
         "family": family,
-        "unit": _column(trajectory, unit) if unit else None,
+        "unit": _columns_of(trajectory).get(unit) if unit else None,
         "place": f"{record.origin.file}:{record.origin.line}",
         "state": measured.state,
         "log": logs.get(trajectory.log.key) if trajectory.log else None,
     }
 
 
-def _column(trajectory: Trajectory, name: str) -> str | None:
-    """Return what a record holds under this name: in its task, in what a program noted of it, or beside its score."""
-    if name in ("family", "category", "repository") and trajectory.family:
-        return trajectory.family
-    if name == "question" and trajectory.measured.asked:
-        return trajectory.measured.asked
-    values = (table[name] for table in _noted(trajectory) if table.get(name) is not None)
-    return next(map(str, values), None)
+def _noted(trajectory: Trajectory) -> dict[str, Any]:
+    """Return what a record holds by its names: in its task, in what a program noted of it, or beside its score."""
+    data, asked = trajectory.task_data, trajectory.measured.asked
+    tables = (trajectory.extra, data.get("info"), data.get("metadata"), data, {"question": asked or None})
+    present = (table for table in tables if isinstance(table, Mapping))
+    return {name: value for table in present for name, value in table.items() if value is not None}
 
 
-def _groups(trajectory: Trajectory) -> dict[str, str]:
-    """Return what a record holds that its task may share with others, and the question under that name."""
-    noted = {
-        name: str(value)
-        for table in _noted(trajectory)
-        for name, value in table.items()
-        if SHARED.fullmatch(name) and isinstance(value, str | int)
-    }
-    return noted | ({"question": trajectory.measured.asked} if trajectory.measured.asked else {})
-
-
-def _noted(trajectory: Trajectory) -> list[Mapping[str, Any]]:
-    data = trajectory.task_data
-    return [
-        each for each in (data, data.get("metadata"), data.get("info"), trajectory.extra) if isinstance(each, Mapping)
-    ]
+def _columns_of(trajectory: Trajectory) -> dict[str, str]:
+    """Return what a record's task can be resampled by; the family has the names that programs give it."""
+    family = dict.fromkeys(("family", "category", "repository") if trajectory.family else (), trajectory.family)
+    values = (_noted(trajectory) | family).items()
+    return {name: str(value) for name, value in values if not isinstance(value, Mapping)}
 
 
 def _date(text: str) -> str:
@@ -494,8 +486,8 @@ def _label(path: str, sources: Sequence[Source]) -> str:
 def read_run(run: Run, label: str, unit: str) -> ReadLog:
     """Return the items of an evaluation, whose arms are its models, or of rollouts."""
     table, manifest = require_unmixed(run).scan(EVAL_ITEM if run.holds(EVAL_ITEM) else ROLLOUT), run.manifest
-    if unit:
-        _require_column(table.columns, unit, label)
+    if unit and unit not in table.columns:
+        raise UsageError("comparison.no-unit-column", label=label, column=unit, columns=table.columns)
     unit_columns = [unit] if unit else []
     if run.holds(EVAL_ITEM):
         columns = ["arm", "train_seed", "pair_set", "task_id", "family", "unit", "passed", "error_type", "item_id"]
@@ -596,11 +588,6 @@ def choose_unit(environments: AbstractSet[str], foreign: AbstractSet[str | None]
     """
     declared = sampling_unit_of(next(iter(environments))) if len(environments) == 1 else SamplingUnit()
     return declared if foreign is None or (declared != SamplingUnit() and len(foreign) > 1) else None
-
-
-def _require_column(columns: Sequence[str], unit: str, label: str) -> None:
-    if unit not in columns:
-        raise UsageError("comparison.no-unit-column", label=label, column=unit, columns=columns)
 
 
 # Tables of scores.

@@ -146,7 +146,10 @@ def test_costs_stand_beside_quality_and_what_is_unknown_is_no_zero(tmp_path: Pat
 def inspect_log(path: Path, passed: list[int], model: str = "m", **config: Any) -> str:
     samples = [
         {"id": at, "epoch": 1, "input": f"What is {at}?", "messages": [user(f"What is {at}?"), assistant("It is.")]}
-        | {"scores": {"match": {"value": value}}, "metadata": {"document": at // 4}}
+        | {
+            "scores": {"match": {"value": value}},
+            "metadata": {"template": at // 2, "document": at // 4, "page_id": at // 3, "level": 1},
+        }
         | {"model_usage": {model: {"input_tokens": 9, "output_tokens": at + 1, "total_cost": 0.01}}}
         for at, value in enumerate(passed)
     ]
@@ -176,7 +179,7 @@ def test_runs_of_one_model_say_how_large_a_difference_they_make_alone(tmp_path: 
 
 
 def test_what_tasks_share_is_found_with_what_a_unit_would_change(tmp_path: Path) -> None:
-    """A gain on all tasks of six of thirty documents; --unit gives what the sentence says."""
+    """A gain on all tasks of six of thirty documents, of which the interval is the widest; --unit gives it, too."""
     before, after = [at % 2 for at in range(120)], [int(at // 4 < 6 or at % 2) for at in range(120)]
     paths = [inspect_log(tmp_path / f"{name}.json", side, name) for name, side in (("a", before), ("b", after))]
     comparison, by_unit = compared(*paths), compared(*paths, unit="document")
@@ -185,6 +188,14 @@ def test_what_tasks_share_is_found_with_what_a_unit_would_change(tmp_path: Path)
     assert (clusters.low, clusters.high) == pytest.approx((difference.low, difference.high))
     assert clusters.low < comparison.differences[0].low and by_unit.pairings[0].clusters is None
     assert "--unit document, by which the interval is [" in report.text(comparison).replace("\n    ", " ")
+    columns = ["epoch", "template", "document", "page_id", "level", "question", "family", "category", "repository"]
+    refused(
+        lambda: compared(*paths, unit="sample_id"),
+        UsageError,
+        code="comparison.no-unit-column",
+        label=paths[0],
+        columns=columns,
+    )
     asked = [f"What is {at // 2}?" for at in range(120)]
     tables = [
         table(tmp_path / f"{name}.jsonl", score=side, question=asked, template_id=[1] * 120)
