@@ -28,7 +28,7 @@ WORKER = Path(__file__).with_name("worker.py")
 ATOM = r"(?:\d+(?:\.\d+)?|\.\d+)%?"
 FRACTION = r"\d*\s*\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|\d*\s*\\sqrt\s*\{[^{}]*\}"
 QUANTITY = re.compile(
-    rf"[-+]?(?:{FRACTION})|(?<![A-Za-z0-9_.^/])(?<!\d:)(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%]\d|[A-Za-z]\d|[xyzn]\b)"
+    rf"[-+]?(?:{FRACTION})|(?<![A-Za-z0-9_.^/])(?<!\d:)(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%_]\d|[A-Za-z]\d|[xyzni]\b|\s?π)"
 )
 """A number, or an expression of numbers; times of day are none."""
 HEADING = re.compile(r"(?i)(?:step|part|case|problem|question|solution|note)\b|\d+[.):]\s+[a-z]")
@@ -41,22 +41,32 @@ PHRASE = re.compile(r"(?i)\banswers?\b[\s*_]*(?:\bis\b|\bare\b|[:=])[\s*_:]*(.*)
 BEFORE_PHRASE = re.compile(r"(?i)(.*)\bis (?:the|my) (?:final |correct )?answer\b")
 BOLD = re.compile(r"\*\*(.+?)\*\*|__(.+?)__")
 JOINED = re.compile(
-    r"(?i)[\s*_]*(?:[a-z°]+[\s*_]+){0,2}?[a-z°]*[\s*_]*(?:,|;|&|\bor\b|\band\b|\bto\b)[\s*_]*(?:also )?"
+    r"(?i)[\s*_]*(?:[a-z°]+[\s*_]+){0,2}?[a-z°]*[\s*_]*(?:,|;|&|[–—]|\bor\b|\band\b|\bto\b)[\s*_]*(?:also )?"
+    r"|\s*(?:'|(?:h|hrs?|hours?|min|minutes?|days?|weeks?|months?|years?|ft|feet|foot|lbs?|pounds?|dollars?)\b)\s*"
 )
-"""What stands between two answers side by side."""
+"""What stands between two answers side by side, or between the parts of one in two units."""
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
 LATEX = {
     r"\\(?:text|mathrm|textbf|mathbf|mbox|operatorname)\s*\{([^{}]*)\}": r" \1 ",
     r"\{,\}|\\,(?=\d{3})|\\!": ",",
     r"\\(?:left|right|displaystyle)\b|\\[()\[\]]": "",
+    r"(?<=\d)\s*(?:~|…|\.\.+)\s*(?=\d)": " to ",
     r"\\[ ;:,]|\\q?quad\b|~": " ",
-    r"\\(?:times|cdot)\b|[×·]|(?<=\d)\s*[xX]\s*(?=\d)": "*",
-    r"(?<=\d)\s*(?:\\pm\b|±)\s*(?=\d)": " or ",
-    r"(?i)\b(?:minus|negative)\s+(?=\d)": "-",
+    r"\\(?:times|cdot)\b|[×·]|(?<=\d)(?<!\b0)\s*[xX]\s*(?=\d)": "*",
+    r"(?i)\\pm\b|\+/-|\bplus or minus\b": "±",
+    r"(?<=\d)\s*±\s*(?=\d)": " or ",
+    r"±\s*(\d[\d.,]*)": r"\1 or -\1",
+    r"(?i)(?<!-)\b(?:minus|negative)\s+(?=\\?[$€£¥]?\d)|(?<=####)\s*-\s+(?=\d)": "-",
+    r"(?i)\bbetween\s+(\d[\d.,]*)\s+and\s+(?=\d)": r"\1 or ",
+    r"(?i)\bisn['’]t\b": "is not",
+    r"√\s*\(?(\d+(?:\.\d+)?)\)?": r"\\sqrt{\1}",
+    r"(?<=\d)\*\*(?=\d)": "^",
+    r"(?i)(?<=\d)(?:\.0+)?\s*(?:\\?%|per ?cent\b)": "%",
+    r"\u066b": ".",
+    r"\u066c": ",",
     r"\\div\b|÷|\u2044": "/",
     r"\\approx\b|≈|\\implies\b|\\Rightarrow\b": "=",
-    r"\\%": "%",
     r"\^\s*\{?\s*\\circ\s*\}?|°": " ",
     r"\\?[$€£¥]": "",
 }
@@ -69,6 +79,9 @@ NUMBERS = {
     r"(\d)(?:\s*(?i:thousand)|[kK])\b": r"\1*10^{3}",
     r"(\d)(?:\s*(?i:million)|M)\b": r"\1*10^{6}",
     r"(\d)\s*(?i:billion)\b": r"\1*10^{9}",
+    r"(\d)\s*(?i:trillion)\b": r"\1*10^{12}",
+    r"(\d)\s*(?i:hundred)\b": r"\1*10^{2}",
+    r"(?i)(?<![\d.])(\d+) and (?:a|one)[ -]half\b": r"\1.5",
     r"(?<=\d):00\b": "",
 }
 """Writings of numbers -> those that math-verify reads."""
@@ -120,9 +133,7 @@ def final_answers(text: str, *, is_number: bool = True) -> list[str]:
         last = lines[-1] if lines else ""
         return _expressions(next(iter(re.findall(r"\$([^$]+)\$", last)[-1:]), last), is_number)
     for line in reversed(lines):
-        line = ENUMERATOR.sub("", line)
-        bare = ASIDE.sub(" ", line)
-        line = bare if QUANTITY.search(bare) else line
+        line = _without_asides(ENUMERATOR.sub("", line))
         if not HEADING.match(line.strip(" #*")) and (numbers := [*QUANTITY.finditer(line)]):
             bold = [match[1] or match[2] for match in BOLD.finditer(line)]
             if marked := [mark for mark in bold if QUANTITY.search(mark)]:
@@ -211,10 +222,16 @@ def _begin_of_last(line: str, numbers: list[re.Match[str]]) -> int:
     return begin
 
 
+def _without_asides(text: str) -> str:
+    """Return a text without what stands in brackets, unless its numbers stand there alone: twelve (12)."""
+    bare = ASIDE.sub(" ", text)
+    return bare if QUANTITY.search(bare) else text
+
+
 def _expressions(mark: str, is_number: bool) -> list[str]:
     """Return the expressions of a marked text: one, or several that stand side by side."""
     mark = mark.strip(" *_`:#\t").rstrip(".")
-    if re.match(r"(?i)not\b", mark):
+    if re.match(r"(?i)(?:is )?not\b", mark):
         return []
     if not is_number:
         return [mark.strip("$ ")[:LONGEST]] if mark else []
@@ -222,7 +239,7 @@ def _expressions(mark: str, is_number: bool) -> list[str]:
     mark = result if sign and re.search(r"\d", result) else mark
     if "\\" in mark:
         return [re.split(r"(?<![\\a-zA-Z])[A-Za-z]{2,}", mark.strip())[0][:LONGEST]]
-    mark = ASIDE.sub(" ", mark)
+    mark = _without_asides(mark)
     numbers = [*QUANTITY.finditer(mark)]
     side_by_side = numbers[:1]
     for before, number in pairwise(numbers):
