@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from itertools import count, takewhile
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -148,14 +149,20 @@ def _call(text: str, start: int) -> tuple[ToolCall, int] | None:
     return ToolCall(name, arguments if isinstance(arguments, str) else text[begin:at]), at + 1 + len(CLOSE)
 
 
-def number_calls(conversation: Iterable[Message], numbers: Iterator[int]) -> list[dict[str, Any]]:
+CALL_IDS = ("call{number:05}", "functions.{name}:{number}")
+"""Ids of calls in a rendering: Mistral's templates want nine letters and digits, Kimi's write no other name."""
+
+
+def number_calls(
+    conversation: Iterable[Message], numbers: Iterator[int], call_id: str = "call_{number}"
+) -> list[dict[str, Any]]:
     """Return messages in OpenAI's form: calls apart from the content with numbered ids, which results repeat."""
     waiting: list[str] = []
     converted: list[dict[str, Any]] = []
     for message in conversation:
         if message["role"] == "assistant":
             parts = read(message["content"])
-            waiting = [f"call_{next(numbers)}" for _ in parts.calls]
+            waiting = [call_id.format(name=call.name, number=next(numbers)) for call in parts.calls]
             calls = [
                 {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call_id, call in zip(waiting, parts.calls, strict=True)
@@ -164,7 +171,8 @@ def number_calls(conversation: Iterable[Message], numbers: Iterator[int]) -> lis
             called = {"tool_calls": calls} if calls else {}
             converted.append({"role": "assistant", "content": parts.content, **thought, **called})
         elif message["role"] == "tool":
-            converted.append({**message, "tool_call_id": waiting.pop(0) if waiting else f"call_{next(numbers)}"})
+            of_call = waiting.pop(0) if waiting else call_id.format(name="unknown", number=next(numbers))
+            converted.append({**message, "tool_call_id": of_call})
         else:
             converted.append(dict(message))
     return converted
@@ -197,6 +205,8 @@ TRIMMED = f" <think>\nx\n</think>\n\n{SENTINEL}\n "
 """What a template changes that takes thoughts apart or cuts blanks off."""
 MOST_OPENED = 100
 """Characters of the mark with which a template opens a thought, and of the blanks behind."""
+CALLED = "called_tool"
+"""Of the call in a probe; the tool that is declared has another name."""
 PROBED_PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
 PROBED_TOOL: dict[str, Any] = {
     "type": "function",
@@ -218,7 +228,8 @@ class TooManyTokens(Exception):
 class TurnForm:
     """How a chat template writes an answer.
 
-    end: the special token behind the last answer, "" for none. closing: what is written behind it, up to that token.
+    end: the special token behind the last answer, "" for none; of several `eos_token`, if earlier answers have it, too.
+    closing: what is written behind the last answer, up to that token.
     opening: the end of an opening, from its last special token; None where this depends on the conversation. verbatim:
     whether the last answer is its text between these. rewrites: whether an answer that others follow is written
     otherwise; what was sampled stays as it was sampled.
@@ -244,7 +255,10 @@ def _turn_form(tokenizer: Any) -> TurnForm:
     )
     [followed] = render(tokenizer, [([question, answer, question], True)])
     _, _, closing = whole.rpartition(SENTINEL)
-    ending = _special(tokenizer).search(closing) if SENTINEL in whole else None
+    ending = None
+    if SENTINEL in whole:
+        between = followed.rpartition(SENTINEL)[2]
+        ending = _end_in_both(tokenizer, closing, between) or _special(tokenizer).search(closing)
     stop = len(closing) if ending is None else ending.end()
     last = max((match.start() for match in _special(tokenizer).finditer(opening)), default=0)
     return TurnForm(
@@ -259,19 +273,24 @@ def _turn_form(tokenizer: Any) -> TurnForm:
 def render(tokenizer: Any, conversations: Sequence[tuple[Sequence[Message], bool]], tools: Tools = ()) -> list[str]:
     """Return conversations as the chat template writes them, each up to where an answer begins if it is said to.
 
-    Tool calls are rendered from their parts where tools are declared and the template has calls. What it has not, or
+    Tool calls are rendered from their parts where tools are given and the template has calls. What it has not, or
     refuses, is written in the nearest form that it takes: calls in the text, results as the user's, and messages of one
-    role in a row as one.
+    role in a row as one. Tools are declared where the template can.
     """
-    native = bool(tools) and _takes_calls(tokenizer)
+    call_id = _call_id(tokenizer) if tools else None
     results = any(message["role"] == "tool" for messages, _ in conversations for message in messages)
-    forms = [parsed_calls, _written_calls] if native else [] if results and not _takes_results(tokenizer) else [list]
+    forms: list[Callable[[Sequence[Message]], list[Any]]] = []
+    if call_id:
+        forms = [partial(parsed_calls, call_id=call_id), partial(_written_calls, call_id=call_id)]
+    elif not results or _takes_results(tokenizer):
+        forms = [list]
+    declared = list(tools) if tools and declares_tools(tokenizer) else None
     error: Exception | None = None
     for form in (*forms, _plain):
         try:
             return [
                 tokenizer.apply_chat_template(
-                    form(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=answering
+                    form(messages), tools=declared, tokenize=False, add_generation_prompt=answering
                 )
                 for messages, answering in conversations
             ]
@@ -281,13 +300,13 @@ def render(tokenizer: Any, conversations: Sequence[tuple[Sequence[Message], bool
     raise error
 
 
-def _written_calls(messages: Sequence[Message]) -> list[Any]:
-    return number_calls(messages, count())
+def _written_calls(messages: Sequence[Message], call_id: str) -> list[Any]:
+    return number_calls(messages, count(), call_id)
 
 
-def parsed_calls(messages: Sequence[Message]) -> list[Any]:
+def parsed_calls(messages: Sequence[Message], call_id: str = CALL_IDS[0]) -> list[Any]:
     """Return messages with the arguments of calls as objects, which most templates write out."""
-    rendered = _written_calls(messages)
+    rendered = _written_calls(messages, call_id)
     for call in (call for message in rendered for call in message.get("tool_calls", ())):
         if is_object(call["function"]["arguments"]):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
@@ -309,36 +328,42 @@ def _plain(messages: Sequence[Message]) -> list[Any]:
 
 
 def declares_tools(tokenizer: Any) -> bool:
-    """Return whether a template tells the model of tools."""
-    with suppress(Exception):  # a template that fails on tools declares none
-        [text] = render(tokenizer, [([{"role": "user", "content": "."}], True)], [PROBED_TOOL])
-        return PROBED_TOOL["function"]["name"] in text
-    return False
+    """Return whether a template tells the model of tools; one that fails on them does not."""
+    return _known(
+        tokenizer, "tools", lambda: PROBED_TOOL["function"]["name"] in _probed(tokenizer, {"user": "."}, True)
+    )
 
 
-def _takes_calls(tokenizer: Any) -> bool:
-    """Return whether a template writes calls and their results from their parts."""
-    return _known(tokenizer, "calls", lambda: _writes(tokenizer, [PROBED_TOOL], (parsed_calls, _written_calls)))
+def _call_id(tokenizer: Any) -> str | None:
+    """Return with which ids a template writes calls from their parts, and their results; None if it does not."""
+    return _known(tokenizer, "calls", lambda: next((each for each in CALL_IDS if _writes(tokenizer, each)), None))
 
 
 def _takes_results(tokenizer: Any) -> bool:
     """Return whether a template writes the result of a call that stands in the text of an answer."""
-    return _known(tokenizer, "results", lambda: _writes(tokenizer, [], (list,)))
+    return _known(tokenizer, "results", lambda: _writes(tokenizer, None))
 
 
-def _writes(tokenizer: Any, tools: list[Any], forms: Sequence[Callable[[Sequence[Message]], list[Any]]]) -> bool:
-    said = write(MessageParts("", (ToolCall("probed_tool", json.dumps({"a": QUESTION}, ensure_ascii=False)),)))
-    roles = {"user": ".", "assistant": said, "tool": SENTINEL}
-    for form in forms:
-        with suppress(Exception):
-            text = tokenizer.apply_chat_template(
-                form([{"role": role, "content": content} for role, content in roles.items()]),
-                tools=tools or None,
+def _writes(tokenizer: Any, call_id: str | None) -> bool:
+    call = ToolCall(CALLED, json.dumps({"a": QUESTION}, ensure_ascii=False))
+    roles = {"user": ".", "assistant": write(MessageParts("", (call,))), "tool": SENTINEL}
+    text = _probed(tokenizer, roles, call_id is not None, call_id)
+    return all(part in text for part in (CALLED, QUESTION, SENTINEL))
+
+
+def _probed(tokenizer: Any, roles: Mapping[str, str], tools: bool, call_id: str | None = None) -> str:
+    """Return a conversation as a template writes it in the first form that it takes, "" where it fails on all."""
+    messages = [{"role": role, "content": content} for role, content in roles.items()]
+    for form in (parsed_calls, _written_calls) if call_id else (None,):
+        with suppress(Exception):  # the template's author chooses what is raised
+            text: str = tokenizer.apply_chat_template(
+                form(messages, call_id or "") if form else messages,
+                tools=[PROBED_TOOL] if tools else None,
                 tokenize=False,
                 add_generation_prompt=True,
             )
-            return SENTINEL in text and QUESTION in text
-    return False
+            return text
+    return ""
 
 
 def opening_ids(tokenizer: Any, messages: Sequence[Message], tools: Tools = (), most: float = math.inf) -> list[int]:
@@ -365,32 +390,42 @@ def following_ids(
     marked answer. `TooManyTokens` as of `opening_ids`.
     """
     marked, calls = MessageParts(SENTINEL), read(answer).calls if tools else ()
-    if calls:  # in the last one: some templates write calls alone
-        last_call = ToolCall(calls[-1].name, json.dumps({"a": SENTINEL}, ensure_ascii=False))
-        marked = MessageParts("", (*calls[:-1], last_call))
+    if calls:  # in all of them: some templates write calls alone, and some the first alone
+        mark = json.dumps({"a": SENTINEL}, ensure_ascii=False)
+        marked = MessageParts("", tuple(ToolCall(call.name, mark) for call in calls))
     asked: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": write(marked)}]
     alone, whole = render(tokenizer, [(asked, False), ([*asked, *new], True)], tools)
     last = "" if last_id is None else str(tokenizer.convert_ids_to_tokens(last_id))
     last = last if _special(tokenizer).fullmatch(last) else ""
     if SENTINEL in alone and SENTINEL in whole:
         closing, text = (rendered.rpartition(SENTINEL)[2] for rendered in (alone, whole))
-        stop, end = _end_of_answer(tokenizer, closing, text, bool(calls))
+        stop, end = _end_of_answer(tokenizer, closing, text, last, bool(calls))
         text = text[stop:]
         if last and last != end and text.lstrip().startswith(last):
             text = text.lstrip()[len(last) :]  # the mark of the next role, which ends answers of GLM
     else:  # a template that leaves answers out
-        text, end = render(tokenizer, [(new, True)], tools)[0].removeprefix(tokenizer.bos_token or ""), ""
+        text, end = whole[_length_in_common(alone, whole) :], ""
     return _ids(tokenizer, text, most, behind=last or end or tokenizer.eos_token)
 
 
-def _end_of_answer(tokenizer: Any, closing: str, text: str, calls: bool) -> tuple[int, str]:
+def _end_in_both(tokenizer: Any, closing: str, text: str, last: str = "", calls: bool = False) -> re.Match[str] | None:
+    """Return the special token that ends an answer in two texts behind its content, in which they begin alike.
+
+    Of several that which was sampled `last`, or `eos_token`: tokens before it end a part of the answer, such as a call.
+    """
+    ends = list(_special(tokenizer).finditer(text, 0, _length_in_common(closing, text)))
+    same = (list[re.Match[str]](end for end in ends if end["token"] == each) for each in (last, tokenizer.eos_token))
+    ends = next(filter(None, same), ends)
+    return ends[-1 if calls else 0] if ends else None
+
+
+def _end_of_answer(tokenizer: Any, closing: str, text: str, last: str, calls: bool) -> tuple[int, str]:
     """Return where an answer ends in the text behind its content, and the token that ends it, "" for none.
 
     closing: the text where nothing follows the answer. Both begin alike, up to the end token, but where the template
     ends its last answer with a token of its own.
     """
-    if ends := list(_special(tokenizer).finditer(text, 0, _length_in_common(closing, text))):
-        end = ends[-1 if calls else 0]
+    if end := _end_in_both(tokenizer, closing, text, last, calls):
         return end.end(), end["token"]
     first = _leading_special(tokenizer, text)
     if first is None or _leading_special(tokenizer, closing) is None:
@@ -417,7 +452,7 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
         common = _length_in_common(opening, whole)
         kept = [parts.content.strip(), (parts.reasoning or "").strip(), *(call.name for call in parts.calls)]
         fits = common == len(opening) or OPENED.search(opening[-MOST_OPENED:])
-        if fits and all(part in whole[common:] for part in kept):
+        if fits and all(whole.count(part, common) >= kept.count(part) for part in kept):
             at = whole.rfind(form.end, common) if form.end else -1
             whole = whole if at < 0 else whole[: at + len(form.end)]
         else:

@@ -7,7 +7,7 @@ from typing import Any
 # The marks are those of the reasoning parsers of vLLM 0.11 and of the chat
 # templates of TRL 1.16; what a template opens, the text of an answer only closes.
 
-TAG = r"(?:\w{1,16}[:|])?(?:\w{1,16}_)?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)(?:_\w{1,16})?"
+TAG = r"(?:\w{1,16}[:|])?(?:\w{1,16}_)?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)(?:[:_]\w{1,16})?"
 THOUGHTS = (
     (rf"<{TAG}>", rf"</{TAG}>", True),
     (r"\[THINK\]", r"\[/THINK\]", True),
@@ -17,6 +17,8 @@ THOUGHTS = (
     ("◁think▷", "◁/think▷", True),
     (r"<\|channel>thought\b", r"<channel\|>", True),  # Gemma 4
     (r"<unused94>thought\b", "<unused95>", True),  # MedGemma
+    (r"<\|open\|>think<\|sep\|>", r"<\|close\|>think<\|sep\|>", True),  # Kimi K3
+    (r"\AHere are my reasoning steps:", r"\[BEGIN FINAL RESPONSE\]", True),  # Apriel
     (r"(?:<\|start\|>assistant)? ?to=self<\|message\|>", r"<\|e(?:om|ot)\|>", False),
     (r"(?:<\|start\|>assistant)?<\|channel\|>analysis[^<=]*<\|message\|>", r"<\|(?:end|return)\|>", False),
     # The template has opened GPT-OSS's analysis: its end comes before the first channel.
@@ -40,16 +42,30 @@ MARK = re.compile(
     ),
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
-WORDS = ("think", "thought", "reasoning", "reflection", "scratchpad", "<|", "|>", "<unused95>")
+WORDS = (
+    "think",
+    "thought",
+    "reasoning",
+    "reflection",
+    "scratchpad",
+    "<|",
+    "|>",
+    "<unused95>",
+    "[begin final response]",
+)
 """One of which every mark holds."""
 OPENED = re.compile(rf"(?:{'|'.join(begin for begin, _, alone in THOUGHTS if alone)})\s*\Z", re.IGNORECASE)
 """The end of an opening in which the template begins a thought."""
 ENDS = [re.compile(end, re.IGNORECASE) for _, end, _ in THOUGHTS]
 FRAME = re.compile(
     r"(?:<\|(?:end|eom)\|>)?(?:<\|(?:start|begin)\|>assistant)?(?:<\|channel\|>(?:final|commentary)\s*<\|message\|>"
-    r"|<\|content\|>| ?to=user<\|message\|>|<\|START_(?:RESPONSE|TEXT)\|>|<\|begin_of_solution\|>)"
+    r"|<\|content\|>| ?to=user<\|message\|>|<\|START_(?:RESPONSE|TEXT)\|>|<\|begin_of_solution\|>"
+    r"|<\|open\|>response<\|sep\|>)"
 )
-FRAME_END = re.compile(r"<\|(?:end|return|eom|eot|END_(?:RESPONSE|TEXT)|end_of_solution)\|>\s*\Z")
+FRAME_END = re.compile(
+    r"(?:<\|(?:end|return|eom|eot|END_(?:RESPONSE|TEXT)|end_of_solution)\|>|\[END FINAL RESPONSE\]"
+    r"|<\|close\|>response<\|sep\|>(?:<\|close\|>message<\|sep\|>)?)\s*\Z"
+)
 """What families write around the answer behind a thought."""
 OPENING, CLOSING = {*"\"'`“‘«"}, {*"\"'`”’»\\"}
 THOUGHT_PARTS = re.compile(r"(?:redacted_)?(?:reasoning|thinking|thought)(?:[._]\w+)?")

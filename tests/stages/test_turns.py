@@ -14,13 +14,18 @@ from transformers import PreTrainedTokenizerFast
 
 from composer_stages.errors import BadInput
 from composer_stages.messages import (
+    PROBED_TOOL,
     Message,
+    MessageParts,
+    ToolCall,
     answer_ids,
+    declares_tools,
     end_id,
     following_ids,
     opening_ids,
     pin_settings,
     turn_form,
+    write,
 )
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.model_checks import fit_template
@@ -146,6 +151,50 @@ def test_messages_that_a_template_refuses_are_written_in_the_nearest_form() -> N
     assert tokenizer.decode(opening_ids(tokenizer, asked)) == (
         "<user>s\n\none<end><assistant>two<end><user>a\n\nb<end><assistant>"
     )
+
+
+CALLS = (
+    "{% if tools %}declared {{ tools[0]['function']['name'] }}<end>{% endif %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}CALL{% endfor %}"
+    "{% if m['role'] == 'tool' %} of {{ m['tool_call_id'] }}{% endif %}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+FUNCTION = "{{ c['function']['name'] }} {{ c['function']['arguments'] | tojson }}"
+ID = "{{ c['id'] }} {{ c['function']['arguments'] | tojson }}"
+NINE = "{% if c['id'] | length != 9 %}{{ raise_exception('nine') }}{% endif %}" + FUNCTION
+FIRST = "{% if loop.first %}" + FUNCTION + "{% endif %}"
+JOINED = "{{ c['function']['name'] + ' ' + c['function']['arguments'] }}"
+
+
+@pytest.mark.parametrize(
+    ("call", "written", "results"),
+    [
+        (FUNCTION, 'ls {"a": "b"}', "<tool>c of call00000<end><tool>d of call00001<end>"),
+        (JOINED, 'ls {"a": "b"}', "<tool>c of call00000<end><tool>d of call00001<end>"),
+        (NINE, 'ls {"a": "b"}', "<tool>c of call00000<end><tool>d of call00001<end>"),  # Mistral
+        (ID, 'functions.ls:0 {"a": "b"}', "<tool>c of functions.ls:0<end><tool>d of functions.cat:1<end>"),  # Kimi
+        (FIRST, 'ls {"a": "b"}', "<tool>c of call00000<end><tool>d of call00001<end>"),  # GPT-OSS
+    ],
+)
+def test_calls_are_written_in_the_form_that_a_template_takes(call: str, written: str, results: str) -> None:
+    tokenizer = byte_tokenizer(CALLS.replace("CALL", call), "<end>", [])
+    said = write(MessageParts("", (ToolCall("ls", '{"a": "b"}'), ToolCall("cat", "{}"))))
+    asked, new = conversation("q", said), [Message(role="tool", content=text) for text in "cd"]
+    text = tokenizer.decode(opening_ids(tokenizer, [*asked, *new], [PROBED_TOOL]))
+    assert text.startswith("declared probed_tool<end><user>q<end><assistant>") and written in text
+    following = tokenizer.decode(following_ids(tokenizer, new, answer=said, tools=[PROBED_TOOL]))
+    assert text.endswith(f"<end>{following}") and following == f"{results}<assistant>"
+    # Of an answer nothing is left out: where the template would, it stays as it was said.
+    trained = tokenizer.decode(answer_ids(tokenizer, asked[:1], said, [PROBED_TOOL])[0])
+    assert "cat" in trained and (trained == f"{said}<end>") == (call == FIRST)
+
+
+def test_tools_are_not_given_to_a_template_that_fails_on_them() -> None:
+    tokenizer = byte_tokenizer(CALLS.replace("declared", "{{ raise_exception('tools') }}"), "<end>", [])
+    assert not declares_tools(tokenizer)
+    text = tokenizer.decode(opening_ids(tokenizer, conversation("q"), [PROBED_TOOL]))
+    assert text == "<user>q<end><assistant>"
 
 
 def test_results_reach_a_template_that_leaves_their_role_out() -> None:

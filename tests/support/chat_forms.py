@@ -100,6 +100,15 @@ FORMS = {
         "<end>",
         ("<end>", "<eos>"),
     ),
+    "a part of the answer ends with a token of its own": ChatForm(
+        "{% for m in messages %}<start>{{ m['role'] }}\n{{ m['content'] }}"
+        "{% if m['role'] == 'assistant' %}<part>{% endif %}<end>{% endfor %}{{ '<start>assistant\n' }}",
+        "<end>",
+        ("<start>", "<part>"),
+        "<start>user\nfive<end><start>assistant\n",
+        "<end>",
+        ("<end>",),
+    ),
     "the last answer alone ends with eos_token": ChatForm(
         "{% for m in messages %}<{{ m['role'] }}>\n{{ m['content'] }}"
         "{% if loop.last and m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
