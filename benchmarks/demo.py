@@ -96,24 +96,12 @@ def gained(verdict: str) -> str:
     return rates_and_gain + (f", and at temperature 0 {_points(found.at_zero)}" if found.at_zero else "")
 
 
-def in_words() -> str:
-    """Return the verdict of the demo without the words of this project, for README."""
+def finding() -> str:
+    """Return what the demo shows in a sentence, for README; `ValueError` where its record shows something else."""
     found, _ = _kept("demo")
-    right = {one.arm: f"{100 * (one.pass_rate or 0):.0f} %" for one in found.arms}
-    gain, cold = found.gain, found.at_zero
-    if gain is None or cold is None or gain.low <= 0 or cold.low > 0:
-        raise ValueError(f"{VERDICT} is no longer a gain that temperature 0 does not show: write its sentences anew")
-    low, high = (100 * bound for bound in (gain.low, gain.high))
-    cold_low, cold_high = (100 * bound for bound in (cold.low, cold.high))
-    return (
-        f"In other words: the model answered {right['start']} of {gain.num_tasks} questions right that no training "
-        f"had seen, and {right['grpo']} after training: {100 * gain.estimate:.0f} points more, with a 95 % interval "
-        f"from {low:.0f} to {high:.0f} for other questions of these {gain.num_units} kinds and other trainings like "
-        "these. At temperature 0, where the likeliest token is always taken, it was right in "
-        f"{right['start@0']} before and {right['grpo@0']} after: {100 * cold.estimate:.0f} points more, with an "
-        f"interval from {cold_low:.0f} to {cold_high:.0f} ({cold.wins} questions rose, {cold.losses} fell). So a gain "
-        "of sampled answers is shown, and none at temperature 0; why the two differ was not measured."
-    )
+    if found.gain is None or found.at_zero is None or found.gain.low <= 0 or found.at_zero.low > 0:
+        raise ValueError(f"{VERDICT} is no longer a gain that temperature 0 does not show: write its sentence anew")
+    return "So a gain of sampled answers is shown, and none at temperature 0, where the likeliest token is taken."
 
 
 def _points(difference: Difference) -> str:

@@ -197,7 +197,7 @@ def told() -> tuple[dict[str, str], str]:
     rates = {arm: task_mean(select_arm(items, f"{arm}{AT_ZERO}"), KEPT) for arm in (START, *EXPERIMENT.arms)}
     found = primary(items)
     (whole,) = difference_of(items, [at_zero(*OTHERS[0])], EvalQuestion(outcome=KEPT)).values()
-    title = "[SmolLM2-135M](docs/experiments/skills-teachers.md)"
+    title = "[SmolLM2-135M](experiments/skills-teachers.md)"
     cells = {"": f"{title}, {whole.num_seeds} trainings an arm"}
     cells |= {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
     cells |= {name: f"{points(one)}: {follows}" for name, (one, follows) in found.items()}

@@ -96,7 +96,7 @@ def told() -> tuple[dict[str, str], str]:
     stricter = [compare(items, "B", other, replace(question, outcome=KEPT)) for other in "AC"]
     assert verdict.gain and verdict.over_control and imitation and stricter[0] and stricter[1]
     num_seeds = verdict.gain.num_seeds
-    cells = {"": f"[a toy](docs/experiments/teacher-pairs.md), 0.46 M parameters, {num_seeds} trainings an arm"}
+    cells = {"": f"[a toy](experiments/teacher-pairs.md), 0.46 M parameters, {num_seeds} trainings an arm"}
     cells |= {arm.arm: f"{100 * arm.pass_rate:.0f} %" for arm in verdict.arms if arm.pass_rate is not None}
     cells |= {
         "C − A": points(imitation.difference),

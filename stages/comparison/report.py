@@ -1,9 +1,9 @@
 """The result of a comparison: one screen for a terminal, and one page with a plot of both sides' scores."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -30,6 +30,17 @@ if TYPE_CHECKING:
     from composer_stages.comparison.gate import MetricResult
     from composer_stages.comparison.measure import Part
 
+
+class Table(NamedTuple):
+    """A part of the report: rows below a head, which is empty for a list of names and what is said of them."""
+
+    rows: Sequence[Sequence[str]]
+    head: Sequence[str] = ()
+    sides: Sequence[str] | None = None
+
+
+Block = str | Table
+"""A line of the report, empty between parts, or a table."""
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""
 SHOWN_PARTS = 15
@@ -94,24 +105,37 @@ def _gate(results: Sequence["MetricResult"]) -> list[list[str]]:
 
 def text(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) -> str:
     """Return the result for a terminal, but for the tasks on which the sides differ. results: of a policy."""
+    return folded(_printed(blocks(comparison, results)), WIDTH)
+
+
+def _printed(parts: Iterable[Block]) -> str:
+    return "\n".join(part if isinstance(part, str) else aligned(*part) for part in parts)
+
+
+def blocks(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) -> list[Block]:
+    """Return the report, but for the tasks on which the sides differ. results: of a policy."""
+    lines = list[Block]()
     if results:
         head, *rows = _gate(results)
-        gate = [describe_policy(results), "", aligned(rows, head), "", SENTENCES.text("gate_level", results)]
-        reports = (f"{result.metric.score}: {text(result.comparison)}" for result in results)
-        return folded("\n".join(gate), WIDTH) + "\n\n" + "\n\n".join(reports)
+        lines += [describe_policy(results), "", Table(rows, head), "", SENTENCES.text("gate_level", results)]
+        for result in results:
+            first, *following = blocks(result.comparison)
+            lines += ["", f"{result.metric.score}: {first}", *following]
+        return lines
     # A line break in a name or a note would begin a line that looks like one of the report.
-    lines = _decisions(comparison)
+    lines += _decisions(comparison)
     head, *rows = _sides(comparison)
-    table = aligned(rows, head)
-    if max(map(width, table.split("\n"))) > WIDTH:  # the logs are then named below it
-        table = aligned([row[:-1] for row in rows], head[:-1])
-        table += "\n" + aligned([(f"log ({side.letter})", side.log) for side in comparison.sides])
-    lines += ["", table]
+    table = Table(rows, head)
+    if max(map(width, aligned(*table).split("\n"))) > WIDTH:  # the logs are then named below it
+        table = Table([row[:-1] for row in rows], head[:-1])
+        lines += ["", table, Table([(f"log ({side.letter})", side.log) for side in comparison.sides])]
+    else:
+        lines += ["", table]
     said = {side.letter: SENTENCES.text("measured", side) for side in comparison.sides}
     if len({*said.values()}) == 1:
         said = {"": said["A"]}
     named = [(f"score ({letter})" if letter else "score", text) for letter, text in said.items() if text]
-    lines += ["", aligned(named)] if named else []
+    lines += ["", Table(named)] if named else []
     others = list[tuple[str, str]]()
     for difference, pairing in zip(comparison.differences, comparison.pairings, strict=True):
         if difference.baseline == "A":
@@ -119,9 +143,9 @@ def text(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) ->
         else:
             title = f"{difference.treatment} - {difference.baseline}"
             others.append((title, SENTENCES.text("tasks", comparison, difference)))
-    lines += ["", aligned(others)] if others else []
+    lines += ["", Table(others)] if others else []
     lines += [escape_line(f"note ({side.letter}): {note}") for side in comparison.sides for note in side.notes]
-    return folded("\n".join(lines), WIDTH)
+    return lines
 
 
 def markdown(comparison: "LogComparison", tasks: pa.Table, results: Sequence["MetricResult"] = ()) -> str:
@@ -187,7 +211,7 @@ def _row(comparison: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
     return side.letter, position, f"{side.num_tasks:,}", samples, side.date, rate, name, programs, models, side.log
 
 
-def _details(comparison: "LogComparison", difference: Difference, pairing: "Pairing") -> list[str]:
+def _details(comparison: "LogComparison", difference: Difference, pairing: "Pairing") -> list[Block]:
     """Return how one side's tasks ended beside those of the first, and what limits the comparison."""
     title = f"{difference.treatment} - {difference.baseline}"
     rows = [(title, SENTENCES.text("tasks", comparison, difference))]
@@ -216,7 +240,7 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
         means = (cost.per_sample, cost.per_success)
         rows.append((cost.quantity, SENTENCES.text("cost", difference, cost, *map(_spent, means))))
     rows += [] if pairing.costs else [("cost", "not recorded, and no tokens")]
-    lines = [aligned(rows)]
+    lines: list[Block] = [Table(rows)]
     for what, parts in (("benchmark", pairing.benchmarks), ("category", pairing.categories)):
         largest = sorted(parts, key=lambda part: -abs(part.estimate))[:SHOWN_PARTS] if what == "category" else parts
         cells = [
@@ -232,7 +256,7 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
             for part in largest
         ]
         head = (what, "tasks", difference.baseline, difference.treatment, title, "p (Holm)", "")
-        lines += ["", aligned(cells, head, ("left", *["right"] * 5, "left"))] if cells else []
+        lines += ["", Table(cells, head, ("left", *["right"] * 5, "left"))] if cells else []
         lines += [f"and {len(parts) - len(largest)} more"] if len(parts) > len(largest) else []
     return lines
 
@@ -250,14 +274,17 @@ def flips(tasks: pa.Table, most: int, places: bool = False) -> str:
 
     places: with where each side's first sample is, a file and its record, or a rollout's address for `composer view`.
     """
-    tables = ""
+    return "".join(f"\n\n{_printed([block])}" for block in _flips(tasks, most, places))
+
+
+def _flips(tasks: pa.Table, most: int, places: bool) -> list[Block]:
+    tables = list[Table]()
     for letter in pc.unique(tasks["side"]).to_pylist():
         rows, num = _most_different(tasks.filter(pc.equal(tasks["side"], letter)), most)
         title = SENTENCES.text("flips", len(rows), num)
-        tables += "\n\n" + _flip_table(rows, letter, title, places) if rows else ""
-    if places and ROLLOUT_PAGE in tables:
-        tables += f"\n\n{SENTENCES.text('address')}"
-    return tables
+        tables += [_flip_table(rows, letter, title, places)] if rows else []
+    in_pages = places and any(ROLLOUT_PAGE in cell for table in tables for row in table.rows for cell in row[3:])
+    return [*tables, *([SENTENCES.text("address")] if in_pages else [])]
 
 
 def _most_different(tasks: pa.Table, most: int) -> tuple[list[dict[str, Any]], int]:
@@ -277,17 +304,15 @@ def _most_different(tasks: pa.Table, most: int) -> tuple[list[dict[str, Any]], i
     ], num
 
 
-def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str, places: bool) -> str:
+def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str, places: bool) -> Table:
     ids = [row["task"] for row in rows]
     ids = ids if places else [without_middle(name, SHOWN_ID) for name in without_shared_start(ids)]
     cells = [[name, f"{row['A']:.4g}", f"{row['B']:.4g}"] for name, row in zip(ids, rows, strict=True)]
     if not (places and any(any(row["at"]) for row in rows)):
-        return aligned(cells, (title, "A", letter), ("left", "right", "right"))
+        return Table(cells, (title, "A", letter), ("left", "right", "right"))
     for row, cell in zip(rows, cells, strict=True):
         cell += [_address(address or "") for address in row["at"]]
-    return aligned(
-        cells, (title, "A", letter, "A is at", f"{letter} is at"), ("left", "right", "right", "left", "left")
-    )
+    return Table(cells, (title, "A", letter, "A is at", f"{letter} is at"), ("left", "right", "right", "left", "left"))
 
 
 def _address(address: str) -> str:
@@ -311,16 +336,20 @@ def _signed(comparison: "LogComparison", value: float) -> str:
 
 # The page.
 
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}}
-h1{{font-size:1.25rem}}pre{{overflow-x:auto;font-size:13px}}svg{{max-width:100%}}</style>
-<h1>{title}</h1>{plots}<pre>{text}</pre></html>
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title><style>body{{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}}
+h1{{font-size:1.25rem}}h1,p,.said td:last-child{{overflow-wrap:anywhere}}svg{{max-width:100%;height:auto}}
+div{{overflow-x:auto;margin:1.2rem 0}}table{{border-collapse:collapse;font-size:14px}}
+th,td{{padding:.15rem 1.2rem .15rem 0;text-align:left;vertical-align:top;white-space:nowrap}}
+th{{border-bottom:1px solid #bbb}}.said td:last-child{{white-space:normal}}
+.right{{text-align:right;font-variant-numeric:tabular-nums}}</style>
+<h1>{title}</h1>{plots}{report}</html>
 """
 
 
 def page(comparison: "LogComparison", tasks: pa.Table, results: Sequence["MetricResult"] = ()) -> str:
     """Return one page without any other file: the decision, a plot for each comparison, and the report."""
-    title = describe_policy(results) if results else describe_decision(comparison, comparison.differences[0])
+    title, *lines = [*blocks(comparison, results), *_flips(tasks, FLIPS, places=True)]
     plots = ""
     for shown in [result.comparison for result in results] or [comparison]:
         plots += "".join(
@@ -328,8 +357,22 @@ def page(comparison: "LogComparison", tasks: pa.Table, results: Sequence["Metric
             for difference in shown.differences
         )
         plots += _plot_frontier(shown, shown.frontier) if shown.frontier else ""
-    report = escape(text(comparison, results) + flips(tasks, FLIPS, places=True))
-    return PAGE.format(title=escape(title), plots=plots, text=report)
+    return PAGE.format(title=escape(str(title)), plots=plots, report="".join(map(_html, lines)))
+
+
+def _html(block: Block) -> str:
+    """Return a block of the report as HTML."""
+    if isinstance(block, str):
+        return f"<p>{escape(block)}</p>\n" if block else ""
+    sides = block.sides or ["left"] * len(block.rows[0])
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        texts = zip(cells, sides, strict=True)
+        return f"<tr>{''.join(f'<{tag} class={side}>{escape(cell)}</{tag}>' for cell, side in texts)}</tr>\n"
+
+    head = row(block.head, "th") if block.head else ""
+    kind = "" if block.head else " class=said"
+    return f"<div><table{kind}>\n{head}{''.join(row(cells, 'td') for cells in block.rows)}</table></div>\n"
 
 
 def _plot_frontier(comparison: "LogComparison", frontier: "Frontier") -> str:
@@ -394,4 +437,4 @@ def _plot(comparison: "LogComparison", difference: Difference, tasks: pa.Table) 
         for a, b in zip(plotted["baseline"].to_pylist(), plotted["score"].to_pylist(), strict=True):
             x, y = 650 + scale * (a - low), 160 - scale * (b - low)
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="#36c" opacity=".4"/>')
-    return _svg(width, 170, parts)
+    return _svg(width, 170 if width > 640 else 120, parts)

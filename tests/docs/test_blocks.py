@@ -213,7 +213,9 @@ def run_blocks(path: Path, folder: Path, url: str, execute: Execute, env: dict[s
             said += printed.replace(str(folder) + "/", "")
             checks = code == 1 and "Collection checks" in printed and "FAIL" in printed  # tiny models say random things
             # What so little can show.
-            undecided = code == 3 and ("UNDERPOWERED" in printed or "TOO LITTLE DATA" in printed)
+            undecided = code == 3 and any(
+                word in printed for word in ("UNDERPOWERED", "TOO LITTLE DATA", "Too few to say")
+            )
             # A chain to the end has the code of the first stage that did not pass its own checks.
             to_the_end = code == 1 and "Every entry was run." in printed
             assert code == 0 or checks or undecided or to_the_end, (
