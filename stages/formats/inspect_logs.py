@@ -23,6 +23,7 @@ import statistics
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import orjson
@@ -99,7 +100,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
         if brief:
             sample["messages"] = [{"role": "user", "content": sample["input"]}]
         if isinstance(sample.get("messages"), list):
-            trajectory = _rollout(record["eval"], record.get("plan") or {}, sample)
+            trajectory = _rollout(record, sample)
             trajectory.missing |= {missing.STEPS} if brief else set()
             if (task := record["eval"].get("task_id")) and sample.get("epoch") is not None:
                 # The number 1 and the text "1" are two ids.
@@ -116,8 +117,7 @@ def _log(record: Record) -> MeasuredLog:
     about, results = record["eval"], record.get("results") or {}
     config, declared = about.get("config") or {}, about.get("headline_metric") or {}
     reducers = config.get("epochs_reducer") or []
-    scorers = [str(scorer.get("name")) for scorer in about.get("scorers") or []]
-    kinds = {scorer: ScoreKind(scorer, scorer, scorer) for scorer in scorers}
+    kinds = {scorer: ScoreKind(scorer, scorer, scorer) for scorer in _scorers(record)}
     reported = list[Reported]()
     for score in results.get("scores") or []:
         scorer, key = str(score.get("scorer") or score["name"]), str(score["name"])
@@ -162,9 +162,23 @@ def _changed(updates: Iterable[Record]) -> dict[str, str]:
     return {name: ", then ".join(of_name) for name, of_name in values.items()}
 
 
-def _scores(about: Record, scores: Record) -> dict[str, float | None]:
+def _scorers(record: Record) -> list[str]:
+    """Return the names under which the scorers of an evaluation, and those run on its log later, are in its samples.
+
+    Packages are left out, and of scorers of one name, as of a list of judges, the second has a 1 behind it, and so on.
+    """
+    names = list[str]()
+    for scorer in record["eval"].get("scorers") or []:
+        name = str(scorer.get("name")).rpartition("/")[2]
+        others = (f"{name}{at}" for at in count(1))
+        names.append(name if name not in names else next(each for each in others if each not in names))
+    results = (record.get("results") or {}).get("scores") or []
+    return list(dict.fromkeys([*names, *(str(score.get("scorer") or score["name"]) for score in results)]))
+
+
+def _scores(record: Record, scores: Record) -> dict[str, float | None]:
     """Return the values of a sample by the names of their scores: those of the scorers that the evaluation names."""
-    named = [scorer["name"] for scorer in about.get("scorers") or [] if scorer.get("name") in scores]
+    named = [scorer for scorer in _scorers(record) if scorer in scores]
     return {name: number for scorer in named or scores for name, number in _parts(scorer, scores[scorer].get("value"))}
 
 
@@ -195,7 +209,8 @@ def _counts_errors(about: Record) -> bool:
     return is_recent or bool((about.get("config") or {}).get("score_on_error"))
 
 
-def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
+def _rollout(record: Record, sample: Record) -> Trajectory:
+    about, plan = record["eval"], record.get("plan") or {}
     if attachments := sample.get("attachments"):
         sample = _with_attachments(sample, attachments)
     opening, turns = _conversation(sample)
@@ -203,7 +218,7 @@ def _rollout(about: Record, plan: Record, sample: Record) -> Trajectory:
     scores = sample.get("scores") or ({"score": sample["score"]} if sample.get("score") else {})
     # The number 1 and the text "1" are two ids.
     measured = MeasuredSample(
-        _scores(about, scores), epoch=sample.get("epoch"), item=repr(sample["id"]), before=_before(scores)
+        _scores(record, scores), epoch=sample.get("epoch"), item=repr(sample["id"]), before=_before(scores)
     )
     usage = (sample.get("model_usage") or {}).get(about["model"]) or {}
     marked = (sample.get("metadata") or {}).get("composer") or {}

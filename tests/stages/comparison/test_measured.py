@@ -179,6 +179,11 @@ def test_one_score_is_compared_and_several_are_refused_with_their_names(tmp_path
     # What both sides have, if it is one alone.
     alone = inspect(tmp_path / "alone.json", [{"scores": {"match": "C"}} for _ in range(8)])
     assert compared(both, alone).sides[1].score == "match"
+    # inspect_ai 0.3.285 wrote so two judges of one name; a solver's own scores are none of the evaluation.
+    rows = [{"scores": {"judge": "C", "judge1": "CI"[at % 2], "of_solver": 1}} for at in range(8)]
+    judges = inspect(tmp_path / "judges.json", rows, scorers=[{"name": "judge"}, {"name": "pack/judge"}])
+    refused(lambda: compared(judges, judges), BadInput, "judge", "judge1", code="comparison.several-scores")
+    assert means(compared(judges, judges, score="judge+judge1")) == [0.75, 0.75]
     # The evaluation declares its result.
     declared = inspect(
         *(tmp_path / "declared.json", SEVERAL),
