@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -600,7 +601,10 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
     seeds = {judge: int(store.digest(judge)[:12], 16) for judge in judges if len(judges) > 1}
     seed = pa.array([seeds.get(judge, 0) for judge in table.judges.to_pylist()], pa.int64()) if seeds else number
     nothing = {name: pa.nulls(len(table), ITEM.field(name).type) for name in ITEM.names}
-    items = pa.table({**nothing, **table.texts, "seed": seed, "log": number}).select(ITEM.names).cast(ITEM)
+    is_scored = reduce(pc.or_, map(pc.is_valid, table.scores.values()))
+    ended = pc.and_(pc.is_valid(table.texts["reason"]), is_scored)
+    cells = {**table.texts, "state": pc.if_else(ended, State.SCORED_WITH_ERROR.value, None)}
+    items = pa.table({**nothing, **cells, "seed": seed, "log": number}).select(ITEM.names).cast(ITEM)
     logs = (MeasuredLog("table", kinds=table.kinds),)
     return ReadLog(
         source.label,
@@ -613,4 +617,5 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
         id_columns=table.id_columns,
         numbered=table.numbered,
         judges=tuple(sorted(judges)),
+        notes=tuple(_errors_counted(*(items.filter(ended)[name].to_pylist() for name in ("state", "reason")))),
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from composer_stages.comparison.measure import Part
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """A part of the report: rows below a head, which is empty for a list of names and what is said of them."""
 
     rows: Sequence[Sequence[str]]
@@ -39,7 +39,7 @@ class Table(NamedTuple):
     sides: Sequence[str] | None = None
 
 
-Block = str | Table
+Block = str | TextTable
 """A line of the report, empty between parts, or a table."""
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""
@@ -117,7 +117,7 @@ def blocks(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) 
     lines = list[Block]()
     if results:
         head, *rows = _gate(results)
-        lines += [describe_policy(results), "", Table(rows, head), "", SENTENCES.text("gate_level", results)]
+        lines += [describe_policy(results), "", TextTable(rows, head), "", SENTENCES.text("gate_level", results)]
         for result in results:
             first, *following = blocks(result.comparison)
             lines += ["", f"{result.metric.score}: {first}", *following]
@@ -125,17 +125,17 @@ def blocks(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) 
     # A line break in a name or a note would begin a line that looks like one of the report.
     lines += _decisions(comparison)
     head, *rows = _sides(comparison)
-    table = Table(rows, head)
+    table = TextTable(rows, head)
     if max(map(width, aligned(*table).split("\n"))) > WIDTH:  # the logs are then named below it
-        table = Table([row[:-1] for row in rows], head[:-1])
-        lines += ["", table, Table([(f"log ({side.letter})", side.log) for side in comparison.sides])]
+        table = TextTable([row[:-1] for row in rows], head[:-1])
+        lines += ["", table, TextTable([(f"log ({side.letter})", side.log) for side in comparison.sides])]
     else:
         lines += ["", table]
     said = {side.letter: SENTENCES.text("measured", side) for side in comparison.sides}
     if len({*said.values()}) == 1:
         said = {"": said["A"]}
     named = [(f"score ({letter})" if letter else "score", text) for letter, text in said.items() if text]
-    lines += ["", Table(named)] if named else []
+    lines += ["", TextTable(named)] if named else []
     others = list[tuple[str, str]]()
     for difference, pairing in zip(comparison.differences, comparison.pairings, strict=True):
         if difference.baseline == "A":
@@ -143,7 +143,7 @@ def blocks(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) 
         else:
             title = f"{difference.treatment} - {difference.baseline}"
             others.append((title, SENTENCES.text("tasks", comparison, difference)))
-    lines += ["", Table(others)] if others else []
+    lines += ["", TextTable(others)] if others else []
     lines += [escape_line(f"note ({side.letter}): {note}") for side in comparison.sides for note in side.notes]
     return lines
 
@@ -240,7 +240,7 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
         means = (cost.per_sample, cost.per_success)
         rows.append((cost.quantity, SENTENCES.text("cost", difference, cost, *map(_spent, means))))
     rows += [] if pairing.costs else [("cost", "not recorded, and no tokens")]
-    lines: list[Block] = [Table(rows)]
+    lines: list[Block] = [TextTable(rows)]
     for what, parts in (("benchmark", pairing.benchmarks), ("category", pairing.categories)):
         largest = sorted(parts, key=lambda part: -abs(part.estimate))[:SHOWN_PARTS] if what == "category" else parts
         cells = [
@@ -256,7 +256,7 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
             for part in largest
         ]
         head = (what, "tasks", difference.baseline, difference.treatment, title, "p (Holm)", "")
-        lines += ["", Table(cells, head, ("left", *["right"] * 5, "left"))] if cells else []
+        lines += ["", TextTable(cells, head, ("left", *["right"] * 5, "left"))] if cells else []
         lines += [f"and {len(parts) - len(largest)} more"] if len(parts) > len(largest) else []
     return lines
 
@@ -278,7 +278,7 @@ def flips(tasks: pa.Table, most: int, places: bool = False) -> str:
 
 
 def _flips(tasks: pa.Table, most: int, places: bool) -> list[Block]:
-    tables = list[Table]()
+    tables = list[TextTable]()
     for letter in pc.unique(tasks["side"]).to_pylist():
         rows, num = _most_different(tasks.filter(pc.equal(tasks["side"], letter)), most)
         title = SENTENCES.text("flips", len(rows), num)
@@ -304,15 +304,17 @@ def _most_different(tasks: pa.Table, most: int) -> tuple[list[dict[str, Any]], i
     ], num
 
 
-def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str, places: bool) -> Table:
+def _flip_table(rows: Sequence[Mapping[str, Any]], letter: str, title: str, places: bool) -> TextTable:
     ids = [row["task"] for row in rows]
     ids = ids if places else [without_middle(name, SHOWN_ID) for name in without_shared_start(ids)]
     cells = [[name, f"{row['A']:.4g}", f"{row['B']:.4g}"] for name, row in zip(ids, rows, strict=True)]
     if not (places and any(any(row["at"]) for row in rows)):
-        return Table(cells, (title, "A", letter), ("left", "right", "right"))
+        return TextTable(cells, (title, "A", letter), ("left", "right", "right"))
     for row, cell in zip(rows, cells, strict=True):
         cell += [_address(address or "") for address in row["at"]]
-    return Table(cells, (title, "A", letter, "A is at", f"{letter} is at"), ("left", "right", "right", "left", "left"))
+    return TextTable(
+        cells, (title, "A", letter, "A is at", f"{letter} is at"), ("left", "right", "right", "left", "left")
+    )
 
 
 def _address(address: str) -> str:

@@ -74,6 +74,10 @@ COSTS = {
 """Columns of what a row cost, by those of items."""
 JUDGES = ("judge", "judge_model", "judge_name", "judge_id", "grader", "rater", "annotator")
 """Columns of who scored a row."""
+ERRORS = ("error", "error_type", "error_message", "exception")
+"""Columns of what ended a row's sample."""
+NO_ERROR = r"(?i)^\s*(?:[-+\d.e]*|false|true|none|null|nan|no|ok|success)\s*$"
+"""What such a column holds where nothing did, and numbers, which are a metric."""
 SHARED = re.compile(
     r"(?:(?:source|parent)_)?(?:doc|document|passage|context|article|story|paragraph|section|page|paper|book|url|"
     r"template|scenario|group|cluster|parent|family|dialog(?:ue)?|conversation|image|video|repo|repository|project)s?"
@@ -124,7 +128,19 @@ class Columns:
 
 EVERY_COLUMN = Columns()
 KNOWN = frozenset(
-    (*IDS, *SCORES, *GROUPS, *MODELS, *METRICS, *CONTEXT, *SPACES, *QUESTIONS, *JUDGES, *chain(*COSTS.values()))
+    (
+        *IDS,
+        *SCORES,
+        *GROUPS,
+        *MODELS,
+        *METRICS,
+        *CONTEXT,
+        *SPACES,
+        *QUESTIONS,
+        *JUDGES,
+        *ERRORS,
+        *chain(*COSTS.values()),
+    )
 )
 
 
@@ -195,6 +211,7 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         **{name: _costs(table, names, is_csv(source.path.name)) for name, names in COSTS.items()},
         "judge": first(JUDGES),
         "model": pc.if_else(_is_empty(model), None, model),
+        "reason": pc.if_else(pc.match_substring_regex(first(ERRORS), NO_ERROR), None, first(ERRORS)),
         "task": tasks,
         "family": first(FAMILIES, *id_columns),
         "unit": texts[columns.unit] if columns.unit else first(()),

@@ -18,7 +18,8 @@ REWARD = "reward"
 """The score of a program that has one verdict and no name for it."""
 MAY_BE_LOWER = re.compile(
     r"(?<![a-z])(perplexity|ppl|nll|loss|entropy|bits_per_\w+|wer|cer|ter|brier|mae|mse|rmse|ece|latency|error_rate|"
-    r"bias|stereotype|toxicity|cost|price|seconds|duration|runtime|time|errors?$)(?![a-z])",
+    r"bias|stereotype|toxicity|cost|price|seconds|duration|runtime|time|errors?$|hallucinations?|distance|divergence|"
+    r"regret|violations?|fail(?:ure)?s?(?:_rate)?|false_(?:positives?|negatives?)|fpr|fnr|mape)(?![a-z])",
     re.IGNORECASE,
 )
 """Names of metrics of which lower values are better by most definitions. Logs that do not say so are asked about."""

@@ -220,6 +220,16 @@ def test_every_score_is_read_by_its_name(tmp_path: Path, columns: dict[str, Any]
             assert compared(path, path, score=kind)[:2] == (20, 0.0)
 
 
+def test_rows_that_ended_in_an_error_count_as_they_stand_and_are_named(tmp_path: Path) -> None:
+    """Where a row has no score, the error is why; numbers, words of success and blanks are no errors."""
+    errors, scores = ["timeout", "timeout", "none", "", "0.5", None], [0, None, 1, 1, 1, 1]
+    rows = [{"id": f"t{at}", "score": scores[at % 6], "error": errors[at % 6]} for at in range(24)]
+    log = read(str(jsonl(tmp_path / "a.jsonl", *rows)))
+    assert [note.code for note in log.notes] == ["comparison.errors-counted"] and "4 samples" in log.notes[0]
+    assert log.items["reason"].to_pylist()[:3] == ["timeout", "timeout", None]
+    assert log.items["state"].to_pylist()[:2] == ["scored with an error", None]
+
+
 def test_a_column_or_path_of_any_name_is_the_score_where_it_is_named(tmp_path: Path) -> None:
     rows = [{"Nr": at, "marks": {"exam": {"total": at}}, "id": "x"} for at in range(20)]
     path = made(tmp_path / "a.jsonl", rows)
