@@ -21,6 +21,9 @@ class RunLine:
 
     run: str
     status: str
+    environment: str = ""
+    models: str = ""
+    """Of its settings: the policy's, or those of all policies."""
     began: str = ""
     age_s: float = 0.0
     done: int = 0
@@ -66,6 +69,8 @@ def lines_and_summaries(
         line = RunLine(
             run=run_name,
             status=DAMAGED if found_damage else facts.status,
+            environment=str(_table(facts.config, "env").get("name", "")),
+            models=", ".join(_models(facts.config)),
             began=facts.started_at,
             age_s=(now - datetime.fromisoformat(facts.started_at)).total_seconds(),
             done=facts.counts.get("done", planned if facts.status == "complete" else 0),
@@ -77,6 +82,17 @@ def lines_and_summaries(
         )
         listed.append((line, facts.summary))
     return listed
+
+
+def _models(config: Mapping[str, Any]) -> list[str]:
+    """Return the models that settings name, each once."""
+    named = [_table(config, "policy"), *_table(config, "policies").values()]
+    return list(dict.fromkeys(str(each["model"]) for each in named if isinstance(each, dict) and each.get("model")))
+
+
+def _table(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = config.get(name)
+    return table if isinstance(table, dict) else {}
 
 
 def reason(folder: Path, record: RunFacts, versions: bool = False, contents: Mapping[str, str] = {}) -> str:

@@ -96,6 +96,19 @@ PAGES = ("run", "rollout", "step", "matrix", "compare", "curves", "chain")
 """First parts of the addresses that `composer view PAGE` takes."""
 
 
+SORTED = {
+    "run": ("run", False),
+    "status": ("status", False),
+    "environment": ("environment", False),
+    "models": ("models", False),
+    "age": ("began", True),
+    "units": ("done", True),
+    "USD": ("cost_usd", True),
+    "took": ("seconds", True),
+}
+"""Columns of the list of runs that sort it, and by which field; whether the largest is first."""
+
+
 def build(root: Path, token: str) -> TokenGuard:
     """Return the application over the runs below `root`."""
     pages = Pages(root, f"/{token}")
@@ -125,7 +138,8 @@ class Pages:
 
     def runs(self, request: Request) -> Response:
         """Show all runs, or those that fit the search."""
-        filters = {name: request.query_params.get(name, "") for name in ("text", "stage", "status")}
+        filters = {name: request.query_params.get(name, "") for name in ("text", "stage", "status", "sort")}
+        key, descending = SORTED.get(filters["sort"], SORTED["age"])
         rows = [
             (line, line.run.partition("/")[0], {key: summary[key] for key in HEADLINES if summary.get(key) is not None})
             for line, summary in lines_and_summaries(self._root, versions=False)
@@ -133,8 +147,9 @@ class Pages:
         # The text may occur in a run's name, status, reason or headline; an empty word fits every run.
         fitting = [
             (line, headline)
-            for line, stage, headline in sorted(rows, key=lambda row: row[0].began, reverse=True)
-            if filters["text"].lower() in f"{line.run} {line.status} {line.reason} {headline}".lower()
+            for line, stage, headline in sorted(rows, key=lambda row: getattr(row[0], key), reverse=descending)
+            if filters["text"].lower()
+            in f"{line.run} {line.status} {line.environment} {line.models} {line.reason} {headline}".lower()
             and filters["stage"] in ("", stage)
             and filters["status"] in ("", line.status)
         ]

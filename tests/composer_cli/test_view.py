@@ -85,6 +85,14 @@ def test_runs_are_filtered(site: Site) -> None:
     assert RUNNING in site.get("?status=running").text
 
 
+def test_runs_are_sorted_by_a_column_and_found_by_environment_and_model(site: Site, artifacts: Path) -> None:
+    def listed(query: str) -> list[str]:
+        return re.findall(r'class="name"><a href="[^"]*/run/([^"]+)"', site.get(query).text)
+
+    assert listed("?sort=run") == sorted(listed("")) and listed("?sort=no-such-column") == listed("?sort=age")
+    assert collected(artifacts) in listed("?text=kata%3Astudent") or collected(artifacts) in listed("?text=kata")
+
+
 @pytest.mark.parametrize(
     ("asked", "total"),
     [
