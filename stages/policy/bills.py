@@ -62,15 +62,8 @@ class Bill:
             for name in KINDS.keys() & place.keys():
                 if (number := _number(place, name)) is not None:
                     numbers[KINDS[name]].append(number)
-        # The largest of a kind counts; a negative one makes the bill impossible.
-        cached, written, reasoning = (
-            min(found) if min(found, default=0) < 0 else max(found, default=0)
-            for found in map(numbers.__getitem__, ("cached", "written", "reasoning"))
-        )
-        prompt, completion = (
-            next((number for name in names if (number := _number(usage, name)) is not None), None)
-            for names in (PROMPT, COMPLETION)
-        )
+        cached, written, reasoning = (_largest(numbers[kind]) for kind in ("cached", "written", "reasoning"))
+        prompt, completion = _first_number(usage, PROMPT), _first_number(usage, COMPLETION)
         read = (prompt or 0) + cached + written
         if prompt is not None and "prompt_tokens" not in usage and "input_tokens_details" not in usage:
             prompt = read  # as Anthropic counts: neither is among the input tokens
@@ -143,8 +136,8 @@ def completion_tokens(body: Mapping[str, Any]) -> int:
 
 def told_cost(headers: Mapping[str, str]) -> float | None:
     """Return the USD that the headers of a response say that the call cost; None where they say nothing, or 0."""
-    with suppress(ValueError):
-        usd = float(headers.get(HEADER, ""))
+    with suppress(KeyError, ValueError):
+        usd = float(headers[HEADER])
         return usd if 0 < usd < MOST_USD else None
     return None
 
@@ -160,7 +153,7 @@ def _charged(usage: Mapping[str, Any], body: Mapping[str, Any], told_usd: float 
         if not isinstance(place[name], Mapping)
         and (amount := _number(place, name, MOST_USD / (unit := COSTS[name]), integer=False)) is not None
     ] + ([] if told_usd is None else [told_usd])
-    charged = min(amounts) if min(amounts, default=0) < 0 else max(amounts, default=None)
+    charged = _largest(amounts, None)
     if usage.get("is_byok") is not True:
         return charged
     details = _details(usage, "cost_details")
@@ -208,7 +201,7 @@ def parse(raw: bytes) -> Any:
     with suppress(ValueError):
         body = orjson.loads(raw)
         bill = raw[raw.find(b'"usage"') :]  # mostly the end: to count in all of 8 kB takes a tenth of a call's time
-        if not any(bill.count(b'"%s"' % key.encode()) > 1 for key in BILL_KEYS):
+        if max(map(bill.count, QUOTED_KEYS)) <= 1:
             return body
     text = raw.decode(errors="replace").lstrip("\ufeff \t\r\n")
     return json.loads(text, object_pairs_hook=_merged, parse_int=_integer)
@@ -222,6 +215,7 @@ def _integer(digits: str) -> float:
 
 
 BILL_KEYS = ("usage", "cost", "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
+QUOTED_KEYS = [f'"{key}"'.encode() for key in BILL_KEYS]
 
 
 def _merged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -260,8 +254,9 @@ def _number(fields: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, 
     value = fields.get(name)
     if value is None:
         return None
-    with suppress(ValueError):
-        value = float(value) if isinstance(value, str) and not integer else value
+    if isinstance(value, str) and not integer:
+        with suppress(ValueError):
+            value = float(value)
     value = int(value) if integer and isinstance(value, float) and value.is_integer() else value
     # A bool is an int in Python: `true` would be a token, and `false` a bill of nothing.
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)):
@@ -269,6 +264,20 @@ def _number(fields: Mapping[str, Any], name: str, most: float = MOST_TOKENS, *, 
     if not abs(value) <= most:  # NaN too
         raise MalformedBill(f"{name} is {short(value)}, which no call can reach")
     return value
+
+
+def _first_number(fields: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        if (number := _number(fields, name)) is not None:
+            return int(number)
+    return None
+
+
+def _largest(numbers: list[Any], default: Any = 0) -> Any:
+    """Return the number of several that counts: the largest, or the least where a negative one makes none possible."""
+    if not numbers:
+        return default
+    return least if (least := min(numbers)) < 0 else max(numbers)
 
 
 def _details(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -293,14 +302,14 @@ def _fewer(tokens: int, texts: Iterator[str] | list[str], count: Any) -> bool:
     return count is not None and sum(map(count, pieces)) > tokens
 
 
-ASCII_SPACES = " \t\n\r\v\f\x1c\x1d\x1e\x1f"
+ASCII_SPACES = b" \t\n\r\v\f\x1c\x1d\x1e\x1f"
 """The ASCII characters at which `str.split` splits."""
 
 
 def most_words(text: str) -> int:
     """Return a number that is at least that of the words between spaces."""
-    # To split 8 kB takes 60 us, a twentieth of a call's processor time; to count the spaces takes 5.
-    return 1 + sum(map(text.count, ASCII_SPACES)) if text.isascii() else len(text.split())
+    # To split 8 kB takes 40 us, and to count each of the spaces 30; to leave all of them out takes 5.
+    return 1 + len(text) - len(text.encode().translate(None, ASCII_SPACES)) if text.isascii() else len(text.split())
 
 
 def _least(texts: list[str], bounds: CallBounds, config: PolicyConfig) -> tuple[int, int]:
