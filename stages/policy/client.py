@@ -666,6 +666,8 @@ def error_of_fault(
         return UnavailableError("policy.account-empty", model=config.model, billed_usd=billed_usd or 0.0, **about)
     if status in FATAL:
         return FATAL[status]("policy.request-refused", model=config.model, billed_usd=billed_usd, **about)
+    if means == faults.KEY:
+        return RefusedError("policy.key-refused", model=config.model, billed_usd=billed_usd or 0.0, **about)
     if 300 <= status < 400:
         return RefusedError("policy.redirect", billed_usd=billed_usd, **about)
     if means == faults.MALFORMED_CALL:

@@ -19,7 +19,7 @@ from composer_stages.data_files import load_toml
 from composer_stages.policy.token_counts import least_tokens
 
 TABLE = load_toml(__package__, "faults.toml")
-CONTEXT, ACCOUNT, EMPTY_MESSAGE, FILTERED, MALFORMED_CALL, LOGPROBS, PARAMETER, UNKNOWN_FIELD = TABLE
+CONTEXT, ACCOUNT, KEY, EMPTY_MESSAGE, FILTERED, MALFORMED_CALL, LOGPROBS, PARAMETER, UNKNOWN_FIELD = TABLE
 WORDS = {name: re.compile("|".join(table["words"]), re.IGNORECASE | re.DOTALL) for name, table in TABLE.items()}
 CODES = ("code", "type", "status", "error_type", "error_code", "__type", "reason", "name", "status_code", "innererror")
 TEXTS = ("message", "msg", "detail", "details", "error", "errors", "error_msg", "status_msg", "error_message", "raw")
@@ -131,7 +131,7 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
         return EMPTY_MESSAGE
     if status not in NOT_OF_LENGTH and _is_beyond(fault, sent):
         return CONTEXT
-    for name in (MALFORMED_CALL, ACCOUNT, CONTEXT, PARAMETER, FILTERED):
+    for name in (MALFORMED_CALL, ACCOUNT, CONTEXT, KEY, PARAMETER, FILTERED):
         if name in (CONTEXT, PARAMETER, FILTERED) and status in NOT_OF_LENGTH:
             continue
         if WORDS[name].search(fault.said) and (name != PARAMETER or refused_field(fault, sent)):

@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from composer_stages.policy.bills import parse
 from composer_stages.policy.client import CallError, Client
 from composer_stages.runs import store
 
@@ -46,8 +47,8 @@ async def described(client: Client, model: str) -> dict[str, Any]:
 
 def served(body: bytes) -> Served:
     """Return the model and the fingerprint that a response names, without any other look at it."""
-    with suppress(ValueError, AttributeError):
-        fields = orjson.loads(body)
+    with suppress(ValueError, AttributeError, RecursionError):
+        fields = parse(body)
         model, fingerprint = (fields.get(name) for name in ("model", "system_fingerprint"))
         return (model if isinstance(model, str) else None, fingerprint if isinstance(fingerprint, str) else None)
     return None, None

@@ -5,9 +5,11 @@ arithmetic counts, with its tiers by the length of a prompt. Prices of settings 
 """
 
 import functools
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 PACKAGE = "genai-prices"
 COUNTED = {"input_mtok", "output_mtok", "cache_read_mtok", "cache_write_mtok"}
@@ -33,6 +35,18 @@ class TablePrice:
         return float(self._price.calc_price(Usage(input_tokens=max(prompt, 0), **counts))["total_price"])
 
 
+def _is_of(pattern: str, base_url: str) -> bool:
+    """Return whether a provider's pattern, which the package only matches with the beginning, covers the whole host."""
+    parts = urlsplit(base_url)
+    host, has_path = f"https://{parts.hostname}", "/" in pattern.rpartition("//")[2]
+    match = re.match(pattern, host + parts.path if has_path else host)
+    if match is None or "@" in parts.netloc:
+        return False
+    left = host[match.end() :]
+    # Moonshot's pattern ends before the last part of the name, which differs by country.
+    return not left or (pattern.endswith(r"\.") and "." not in left)
+
+
 @functools.cache
 def table_price(base_url: str, model: str) -> TablePrice | None:
     """Return the price of a model at an address, as it is now; None where the package is absent or knows none."""
@@ -45,8 +59,10 @@ def table_price(base_url: str, model: str) -> TablePrice | None:
         return None
     snapshot, now = get_snapshot(), datetime.now(UTC)
     try:
-        _, known = snapshot.find_provider_model(model, None, None, base_url)
+        provider, known = snapshot.find_provider_model(model, None, None, base_url)
     except LookupError:
+        return None
+    if not _is_of(provider.api_pattern, base_url):
         return None
     price = known.get_prices(now)
     kinds = {name for name, value in vars(price).items() if value is not None}

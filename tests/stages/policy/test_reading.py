@@ -492,6 +492,10 @@ def test_a_known_model_of_a_known_host_is_priced_by_the_tables_own_arithmetic(na
         {"model": "gpt-4o-mini", "base_url": "http://127.0.0.1:9/v1"},
         {"model": "gpt-4o-mini", "base_url": "https://my.company/v1"},
         {"model": "gpt-4o-mini", "price": "unknown"},
+        {"model": "gpt-4o-mini", "base_url": "https://api.openai.com.evil/v1"},
+        {"model": "gpt-4o-mini", "base_url": "https://api.openai.com:x@evil.com/v1"},
+        {"model": "gemini-2.5-pro", "base_url": "https://evil.com/x.googleapis.com/v1"},
+        {"model": "kimi-k2-0905-preview", "base_url": "https://api.moonshot.evil.com/v1"},
         {"model": "sonar", "base_url": "https://api.perplexity.ai"},  # it charges by the request, too
     ],
 )

@@ -158,6 +158,22 @@ def test_an_empty_account_stops_at_once(tmp_path: Path, status: int, error: dict
 
 
 @pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, {"base_resp": {"status_code": 2049, "status_msg": "invalid api key"}}),
+        (200, {"code": "InvalidApiKey", "message": "Invalid API-key provided."}),
+        (400, {"error": {"message": "API key not valid. Please pass a valid API key."}}),
+    ],
+)
+def test_a_refused_key_stops_at_once_whatever_its_status(tmp_path: Path, status: int, body: dict[str, Any]) -> None:
+    with serving(lambda *_: Reply(status, body)) as server:
+        with pytest.raises(UsageError) as caught:
+            asked(open_at(server.url, tmp_path, concurrency=4), *map(str, range(20)))
+        assert len(server.requests) <= 4
+    assert caught.value.code == "policy.key-refused"
+
+
+@pytest.mark.parametrize(
     ("status", "error", "text"),
     [
         (500, {"message": "Failed to parse tool call arguments as JSON: a quote is missing"}, ""),
