@@ -31,6 +31,7 @@ from composer_stages.formats.measurement import (
     MeasuredLog,
     ScoreKind,
     State,
+    reason_of,
 )
 from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
@@ -63,6 +64,7 @@ ROLLOUT_PAGE, ID = "rollout/", "?id="
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
 JUDGES = "+"
 """Between the names of scores that several judges gave each sample."""
+MOST_REASONS = 3
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
 
@@ -307,9 +309,10 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
 
 
 def _errors_counted(states: Sequence[str | None], reasons: Sequence[str | None]) -> list[Sentence]:
-    """Return a note for each error in which samples ended that their program counts."""
+    """Return a note of the samples that ended in an error and that their program counts, with the commonest errors."""
     ended = Counter(why for state, why in zip(states, reasons, strict=True) if state == State.SCORED_WITH_ERROR)
-    return [Sentence("comparison.errors-counted", samples=number, reason=why) for why, number in ended.items()]
+    named = [str(why) for why, _ in ended.most_common(MOST_REASONS)] + ["..."] * (len(ended) > MOST_REASONS)
+    return [Sentence("comparison.errors-counted", samples=ended.total(), reason=", ".join(named))] if ended else []
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], kind: str, of: pa.DataType | None = None) -> dict[str, pa.ChunkedArray]:
@@ -604,6 +607,9 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
     is_scored = reduce(pc.or_, map(pc.is_valid, table.scores.values()))
     ended = pc.and_(pc.is_valid(table.texts["reason"]), is_scored)
     cells = {**table.texts, "state": pc.if_else(ended, State.SCORED_WITH_ERROR.value, None)}
+    if pc.any(pc.is_valid(cells["reason"])).as_py():
+        reasons = (text and reason_of(("error", text)) for text in cells["reason"].to_pylist())
+        cells["reason"] = pa.array(reasons, pa.string())
     items = pa.table({**nothing, **cells, "seed": seed, "log": number}).select(ITEM.names).cast(ITEM)
     logs = (MeasuredLog("table", kinds=table.kinds),)
     return ReadLog(

@@ -227,6 +227,9 @@ def test_rows_that_ended_in_an_error_count_as_they_stand_and_are_named(tmp_path:
     log = read(str(jsonl(tmp_path / "a.jsonl", *rows)))
     assert [note.code for note in log.notes] == ["comparison.errors-counted"] and "4 samples" in log.notes[0]
     assert log.items["reason"].to_pylist()[:3] == ["timeout", "timeout", None]
+    rows = [{"id": f"t{at}", "score": 0, "error": f"{at} " * 99} for at in range(24)]
+    (note,) = read(str(jsonl(tmp_path / "b.jsonl", *rows))).notes
+    assert "24 samples" in note and len(note) < 600, "many long errors are no pages of notes"
     assert log.items["state"].to_pylist()[:2] == ["scored with an error", None]
 
 
