@@ -68,16 +68,20 @@ def way(found: Mapping[str, Any], ways: Iterable[str], last: str) -> str:
 def row(kind: str) -> dict[str, str]:
     """Return a type's row of the table."""
     shape = tomllib.loads(SHAPES.read_text()).get(kind, {})
-    config = AutoConfig.for_model(kind, **{key: value for key, value in shape.items() if key != "why"})
+    try:
+        config = AutoConfig.for_model(kind, **{key: value for key, value in shape.items() if key != "why"})
+    except Exception as error:  # each configuration refuses its own defaults by an error of its own
+        return {"ways": "no default", "why": " ".join(str(error).split())[:300]}
     try:
         model = small_models.small_model(config, None)
     except small_models.Unmade as error:
         return {"ways": "plain", "why": f"no small model: {error}"}
     sampled, scored = (trials.outcome(model, check) for check in (try_sampling, try_scoring))
     sampling_way = way(sampled, TOGETHER, "generate" if sampled.get("alone") else "a pass for each token")
-    scoring_way = way(scored if scored["head"] else {}, (scoring.PACKED, scoring.BATCHED), "a pass for each row")
-    fast = any(map(sampled.get, TOGETHER)) and scored["head"] and any(map(scored.get, ("packed", "batched")))
-    why = {name.removeprefix("not_"): each for name, each in (sampled | scored).items() if name.startswith("not_")}
+    scoring_way = way(scored if scored.get("head") else {}, (scoring.PACKED, scoring.BATCHED), "a pass for each row")
+    fast = any(map(sampled.get, TOGETHER)) and scored.get("head") and any(map(scored.get, ("packed", "batched")))
+    reasons = ((name.removeprefix("not_"), each) for name, each in (sampled | scored).items())
+    why = {name: each for name, each in reasons if f"not_{name}" in sampled | scored or name == "unmade"}
     off = differences(model, small_models.longest_switch(model.config))
     return {
         "ways": "refused" if "lora" in scored else "fast" if fast else "plain",

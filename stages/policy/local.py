@@ -151,6 +151,7 @@ class LocalPolicy:
                 temperature=self.config.temperature,
                 end_ids=self.model_facts.end_ids,
                 pad_id=self.model_facts.pad_id,
+                context=self.context,
                 prefill_tokens=self.config.prefill_tokens,
                 prefixes=prefixes,
             )

@@ -55,6 +55,7 @@ def sample_batch(
     temperature: float,
     end_ids: set[int],
     pad_id: int,
+    context: float = math.inf,
     prefill_tokens: int = 8192,
     prefixes: "PrefixCache | None" = None,
     look_every: int | None = None,
@@ -62,24 +63,28 @@ def sample_batch(
 ) -> list[Drawn]:
     """Draw one completion per prompt: (token ids with the end token, natural log-probs after temperature).
 
-    Temperature 0 takes the most likely token, with log-probs of the untempered distribution. prefixes: the KV cache of
-    the previous call, which prompts may continue, replaced by that of this call. look_every: tokens between two checks
-    for ended rows. fixed: whether decoding steps are a `FixedStep`; None chooses by the device.
+    Temperature 0 takes the most likely token, with log-probs of the untempered distribution. context: tokens at which a
+    row ends, its prompt included: learned positions end there. prefixes: the KV cache of the previous call, which
+    prompts may continue, replaced by that of this call. look_every: tokens between two checks for ended rows. fixed:
+    whether decoding steps are a `FixedStep`; None chooses by the device.
 
     A row is sampled in the fastest way that is right for its length (`try_sampling`), and where it outgrows that, it
     goes on in the next one.
     """
     # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
     generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
-    uniforms = [torch.rand(max_tokens, dtype=torch.float64, generator=generator) for generator in generators]
+    uniforms = [
+        torch.rand(max_tokens, dtype=torch.float64, generator=generator)[: int(min(max_tokens, context - len(prompt)))]
+        for generator, prompt in zip(generators, prompts, strict=True)
+    ]
     drawn: list[Drawn] = [([], []) for _ in prompts]
     ways = trials.outcome(model, try_sampling)
     for way in (*TOGETHER, ALONE):
-        room = math.inf if way == ALONE else trials.longest(ways, way, model.config)
+        room = min(context, math.inf if way == ALONE else trials.longest(ways, way, model.config))
         while rows := [
             row
             for row, (ids, _) in enumerate(drawn)
-            if len(ids) < max_tokens and end_ids.isdisjoint(ids[-1:]) and len(prompts[row]) + len(ids) < room
+            if len(ids) < len(uniforms[row]) and end_ids.isdisjoint(ids[-1:]) and len(prompts[row]) + len(ids) < room
         ]:
             begun = [[*prompts[row], *drawn[row][0]] for row in rows]
             left = [uniforms[row][len(drawn[row][0]) :] for row in rows]

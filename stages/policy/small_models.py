@@ -22,7 +22,7 @@ HEAD = 8
 VOCABULARY = 96
 MOST = {"experts": 16, "max_position": 512, "n_positions": 512, "n_ctx": 512, "seq_len": 512}
 LAYERS = 8
-LENGTHS = re.compile(r"^(?!.*layers?$).*(window|chunk|original_max|topk|block_size|local_attention|stride)")
+LENGTHS = re.compile(r"^(?!.*layers?$).*(window|chunk|original_max|topk|block_size|local_attention|stride|floor_scale)")
 WIDTHS_BY_N = {"n_embd", "n_inner"}
 COUNTS = re.compile(
     r"^(num|n)_|heads$|(num|n|query)_head$|layers?$|groups?$|experts|top_?k|_ids?$|kernel|period|offset|freq|interval|base"

@@ -11,7 +11,7 @@ import torch
 from support.environments import GuessEnv
 from support.models import save_tiny, tiny_model, tiny_tokenizer
 from support.transcripts import assistant, user
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from composer_stages.errors import UsageError
 from composer_stages.messages import following_ids, opening_ids
@@ -312,6 +312,18 @@ def test_row_bytes_equal_the_cache_tables() -> None:
     rows, _ = sampling._prefilled(model, [[5, 6, 7]], 13, 0, 99, None, True)
     tables = sum(t.nbytes for layer in rows._cache.layers for t in (layer.keys, layer.values))
     assert sampling.row_bytes(model, 16) == tables + 32 * 260
+
+
+def test_a_row_ends_at_the_end_of_the_context() -> None:
+    """Behind which GPT-2 has no position; another row of the batch goes on."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, n_positions=16, initializer_range=0.5)).eval()
+    prompts = [[1] * 14, [2] * 3]
+    settings: dict[str, Any] = {"max_tokens": 10, "context": 16, "temperature": 1.0, "end_ids": set(), "pad_id": 0}
+    rows = sample_batch(model, prompts, seeds=[1, 2], **settings)
+    assert [len(ids) for ids, _ in rows] == [2, 10]
+    assert_equal_rows(rows[1:], sample_batch(model, prompts[1:], seeds=[2], **settings))
 
 
 def test_a_model_without_memory_for_an_answer_is_refused(tmp_path: Path) -> None:
