@@ -70,6 +70,7 @@ def row(kind: str) -> dict[str, str]:
     shape = tomllib.loads(SHAPES.read_text()).get(kind, {})
     try:
         config = AutoConfig.for_model(kind, **{key: value for key, value in shape.items() if key != "why"})
+        config.get_text_config()
     except Exception as error:  # each configuration refuses its own defaults by an error of its own
         return {"ways": "no default", "why": " ".join(str(error).split())[:300]}
     try:
