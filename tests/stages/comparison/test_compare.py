@@ -31,6 +31,7 @@ from composer_stages.evaluation.document import verdict_document
 from composer_stages.evaluation.inference import PairedTest
 from composer_stages.evaluation.outcomes import KEPT, PASSED, items_table
 from composer_stages.evaluation.verdict import decide
+from composer_stages.formats.measurement import ScoreKind
 from composer_stages.runs import store
 from composer_stages.runs.kinds import EVAL_ITEM
 
@@ -431,6 +432,11 @@ def test_a_direction_that_is_not_said_is_asked_for(tmp_path: Path) -> None:
         assert "lower is better (" in report.text(lower) and "higher is better (" in report.text(higher)
     named = [lm_eval(tmp_path / "f1" / name, values, "f1") for name, values in FALLING.items()]
     assert recorded(compared(*named)).decision == "worse", "a metric of which higher is better by its name"
+    lower = "edit_distance hallucination_rate failure_rate fpr word_error false_positives regret kl_divergence mape"
+    assert all(ScoreKind(name, name).may_be_lower for name in lower.split())
+    assert not any(
+        ScoreKind(name, name).may_be_lower for name in ["recall", "distinct_2", "fidelity", "failed_over", "pass"]
+    )
 
 
 def test_directions_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
