@@ -178,8 +178,8 @@ def draw_tasks(config: TaskChecksConfig) -> list[Task]:
         split_config = config.model_copy(update={"env": config.env.model_copy(update={"split": split})})
         try:
             limit = min(count, config.limit or count)
-            tasks |= {task.task_id: task for task in (split_config.draw(make, limit) if limit else [])}
-        except UsageError as error:  # one split may be without tasks
+            tasks |= {task.task_id: task for task in split_config.draw(make, max(1, limit))}
+        except UsageError as error:  # one split may be without tasks; it says why
             refused.append(error)
     if not tasks:
         raise refused[0] if refused else UsageError("envs.no-tasks", name=config.env.name)

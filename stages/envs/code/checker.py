@@ -96,7 +96,9 @@ def _become(argument: Any, changed: Any) -> None:
 
 def _exception(classes: list[str]) -> BaseException:
     name, base = classes[0], next(getattr(builtins, name) for name in classes if hasattr(builtins, name))
-    return base() if name == base.__name__ else type(name.rpartition(".")[2], (base,), {})()
+    made = base if name == base.__name__ else type(name.rpartition(".")[2], (base,), {})
+    # Not called: some have arguments that must be given. A group cannot be made without.
+    return made.__new__(made, *(("", [Exception()]) if issubclass(base, BaseExceptionGroup) else ()))
 
 
 def play(

@@ -154,7 +154,7 @@ def _mbpp(row: Row) -> CodeProblem:
     tests, solution = _texts(row, "test_list"), _text(row, "code")
     before = [*(_texts(row, "test_imports") if row.get("test_imports") else ()), row.get("test_setup_code") or ""]
     test = _text(row, "test") if row.get("test") else "\n".join([*before, *tests])
-    shown = "\n".join([*before, tests[0]])
+    shown = "\n".join([*before, _first(tests)])
     number = row.get("task_id")
     return _of_assertions(
         str(number) if number is not None else "",
@@ -199,17 +199,27 @@ def _of_assertions(
         function = function or _function(tests, solution)
     except CannotAsk as reason:
         refused = str(reason)
-    task = f"{text.strip()}\n{tests[0].strip()}"
+    task = f"{text.strip()}\n{_first(tests).strip()}"
     return CodeProblem(
         name or store.digest([task, test])[:12],
         task,
         function,
-        shown or tests[0],
+        shown or _first(tests),
         test,
         solution=solution,
         refused=refused,
         mbpp_id=mbpp_id,
     )
+
+
+def _first(tests: Sequence[str]) -> str:
+    """Return the first assertion of a list, with the imports and values in front of it."""
+    count = next((count for count, test in enumerate(tests, 1) if _asserts(test)), 1)
+    return "\n".join(tests[:count])
+
+
+def _asserts(test: str) -> bool:
+    return any(isinstance(node, ast.Assert) for statement in _statements(test) for node in ast.walk(statement))
 
 
 def _evalplus(row: Row) -> CodeProblem:
@@ -265,6 +275,7 @@ def _before(prompt: str, function: str) -> str:
 
 def _function(tests: Sequence[str], solution: str) -> str:
     """Return the name of the function that all assertions call; of several the first that the solution defines."""
+    tests = [test for test in tests if _asserts(test)] or tests
     called = [[name for node in _statements(test) for name in _called(node)] for test in tests]
     in_all = [name for name in dict.fromkeys(called[0]) if all(name in names for names in called)]
     defined = {node.name for node in _functions(solution)}

@@ -40,6 +40,8 @@ EVALPLUS_MBPP = {
     "canonical_solution": "\ndef total(xs):\n  return 3",
 }
 """As in EvalPlus' files: the id is a number or Mbpp/2, and the prompt a text alone."""
+IMPORTS = {**MBPP, "test_list": ["import math", "assert math.isclose(add(1, 2), 3)"]}
+"""The imports of the assertions are a text of the list."""
 OWN = {"prompt": "Add two numbers.", "tests": MBPP["test_list"], "solution": ADD}
 
 
@@ -73,7 +75,7 @@ MBPP_PLUS = {
 """As in EvalPlus' MbppPlus-OriginFmt.jsonl, where the imports are in no test."""
 
 
-@pytest.mark.parametrize("row", [MBPP, MBPP_PLUS, HUMANEVAL, EVALPLUS, OWN])
+@pytest.mark.parametrize("row", [MBPP, MBPP_PLUS, IMPORTS, HUMANEVAL, EVALPLUS, OWN])
 def test_the_solution_of_each_format_passes(tmp_path: Path, row: dict) -> None:
     env = opened(tmp_path, row)
     assert isinstance(env, HasSolutions) and isinstance(env, HasSize) and isinstance(env, ComparesOutcomes)

@@ -38,6 +38,11 @@ for i, (inp, exp) in enumerate(zip([[1]], [[0.1]])):
 """
 CHANGED = "l = [3, 1, 2]\nassert f(l) == [1, 2, 3]\nassert l == [3, 1, 2]"
 FORMS: dict[str, tuple[str, str, str]] = {
+    "an exception with arguments": (
+        "try:\n    f(b'\\xff')\n    assert False\nexcept ValueError:\n    pass",
+        "x.decode()",
+        "x",
+    ),
     "result": ("assert f(1) == 2", "2", "3"),
     "turned round": ("assert 2 == f(1)", "2", "3"),
     "truth": ("assert f(1)", "1", "0"),
