@@ -5,9 +5,17 @@ export PATH := justfile_directory() / ".venv/bin:" + env("PATH")
 # Containers often forbid to write bytecode, and every start of a training would then compile torch and TRL anew: 20 s.
 export PYTHONDONTWRITEBYTECODE := ""
 
-# List the recipes.
+# Name the recipes that a first day needs.
 [private]
 default:
+    @echo "./dev demo         train a real language model on two cores and see whether that helped, in five to nine minutes"
+    @echo "./dev demo kata    the whole pipeline on tiny models, with teachers and pairs"
+    @echo "./dev test         lint and the tests, without the slow ones"
+    @echo "./dev docs         build the documents and the reference"
+    @echo "./dev list         all recipes"
+
+# List all recipes.
+list:
     @just --list --unsorted
 
 # Train a real language model and see whether that helped: 0 VALIDATED, 1 INVALIDATED, 3 PARTIAL or UNDERPOWERED. Goes on where it stopped. `./dev demo kata` is all of the pipeline on small models, with teachers and pairs; `./dev demo coder` an evening with models that write code.
