@@ -37,6 +37,7 @@ FOREIGN = {
     "pip": {"pip install swebench"},
     "PyPI": {"errorbars", "evalconfidence", "paired-eval"},
     "Linux": {"sysinfo"},
+    "inspect_ai": {"judge1"},
     "Python": {"Fraction", "object.__subclasses__()"},
     "Slurm": {"--requeue"},
     "reasoning-gym": {"countdown", "rubiks_cube", "--set env.config.max_words=3"},
