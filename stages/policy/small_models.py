@@ -83,6 +83,14 @@ def first_switch(config: Any) -> int:
     return min(_lengths(config.to_dict()), default=0)
 
 
+def dynamic_context(config: Any) -> int:
+    """Return the tokens behind which the frequencies of a dynamic rope change with a row's length; 0 without one."""
+    text = config.get_text_config()
+    ropes = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = [each.get("rope_type", each.get("type")) for each in (ropes, *ropes.values()) if isinstance(each, dict)]
+    return getattr(text, "max_position_embeddings", 0) if "dynamic" in kinds else 0
+
+
 def _lengths(values: Any, name: str = "") -> list[int]:
     if isinstance(values, dict):
         return [length for key, value in values.items() for length in _lengths(value, str(key))]

@@ -89,9 +89,12 @@ def _tried(config: Any, attention: str | None, check: Check) -> dict[str, Any]:
 
 
 def longest(ways: Mapping[str, Any], way: str, config: Any) -> float:
-    """Return the tokens of the longest rows that a way is right for: all, those before the first switch, or none."""
+    """Return the tokens of the longest rows that a way is right for: all, those before the first switch, or none.
+
+    Rows behind the context of a dynamic rope are not tried: its frequencies depend on the length of the entire pass.
+    """
     if ways.get(way) == "all":
-        return math.inf
+        return small_models.dynamic_context(config) or math.inf
     return small_models.first_switch(config) if ways.get(way) == "before" else 0
 
 

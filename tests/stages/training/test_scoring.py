@@ -230,6 +230,21 @@ def test_models_that_drop_the_packed_argument_are_scored_separately() -> None:
     assert sum(rows == 1 and width > 40 for rows, width in shapes) == 1  # tried once
 
 
+def test_rows_behind_the_context_of_a_dynamic_rope_are_scored_by_their_own_length() -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    model = made(LlamaConfig(**GROUPED, max_position_embeddings=48, rope_parameters=rope))
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(4)
+    trees = [Tree(list(range(5, 65)), (list(range(20, 45)), [20, 21])), Tree(list(range(7, 17)), ([30, 31, 32],))]
+    apart = []
+    for tree in trees:
+        for branch in tree.branches:
+            separate(model, [5], [6])  # the model then forgets the frequencies of the longer row before
+            apart.append(separate(model, tree.prompt, branch))
+    assert torch.allclose(token_log_probs(model, score(model, trees)), torch.cat(apart), atol=1e-4)
+
+
 def test_packed_bfloat16_is_as_accurate_as_separate_rows() -> None:
     model = tiny_model()
     truth = by_rows(model)
