@@ -116,6 +116,10 @@ def _plain(value: Any) -> str:
     return re.sub(r"[^a-z0-9]", "", excerpt(value, 80).lower())
 
 
+KEY_WORDS = 80
+"""Characters at the start of a refusal in which a refused key is named."""
+
+
 def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
     """Return what a refusal means; None where no table knows its codes and words, and its numbers are not ours."""
     for name, table in TABLE.items():
@@ -134,7 +138,9 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
     for name in (MALFORMED_CALL, ACCOUNT, CONTEXT, KEY, PARAMETER, FILTERED):
         if name in (CONTEXT, PARAMETER, FILTERED) and status in NOT_OF_LENGTH:
             continue
-        if WORDS[name].search(fault.said) and (name != PARAMETER or refused_field(fault, sent)):
+        # A refused key is said at once; later in a message such words may be those of the prompt, which is quoted.
+        said = fault.said[:KEY_WORDS] if name == KEY else fault.said
+        if WORDS[name].search(said) and (name != PARAMETER or refused_field(fault, sent)):
             return name
     return None
 
