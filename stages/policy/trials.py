@@ -93,9 +93,8 @@ def longest(ways: Mapping[str, Any], way: str, config: Any) -> float:
 
     Rows behind the context of a dynamic rope are not tried: its frequencies depend on the length of the entire pass.
     """
-    if ways.get(way) == "all":
-        return small_models.dynamic_context(config) or math.inf
-    return small_models.first_switch(config) if ways.get(way) == "before" else 0
+    tried = {"all": math.inf, "before": small_models.first_switch(config)}.get(ways.get(way, ""), 0)
+    return min(tried, small_models.dynamic_context(config) or math.inf)
 
 
 def rounding(model: Any) -> float:

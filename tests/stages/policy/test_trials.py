@@ -160,3 +160,11 @@ def test_an_architecture_that_is_not_made_small_is_computed_the_plain_way() -> N
     alone = small_models.log_probs_alone(model, [5, 6], ids, range(len(ids)))
     torch.testing.assert_close(torch.tensor(logps), alone, rtol=1e-5, atol=1e-5)
     assert score(model, [Tree([5, 6], (ids,))]).are_logits
+
+
+@pytest.mark.parametrize(("shown", "window", "tokens"), [("all", None, 48), ("before", 64, 48), ("before", 32, 32)])
+def test_no_way_is_taken_behind_the_context_of_a_dynamic_rope(shown: str, window: int | None, tokens: int) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    config = MistralConfig(max_position_embeddings=48, sliding_window=window, rope_parameters=rope)
+    assert trials.longest({BATCHED: shown}, BATCHED, config) == tokens
+    assert trials.longest({BATCHED: None}, BATCHED, config) == trials.longest({}, BATCHED, config) == 0
