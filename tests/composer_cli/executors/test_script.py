@@ -24,7 +24,8 @@ pathlib.Path(folder, "copied").write_text(pathlib.Path(file).read_text())
 pathlib.Path(folder, "variable").write_text(os.environ.get("GREETING", ""))
 if "--wait" in words:
     code = int(words[words.index("--stopped") + 1]) if "--stopped" in words else 143
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
+    if "--killed" not in words:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(code))
     pathlib.Path(folder, "ready").touch()
     time.sleep(30)
 sys.exit(int(words[words.index("--code") + 1]))
@@ -79,6 +80,18 @@ def test_a_warning_of_the_time_limit_requeues_and_a_cancellation_does_not(job, t
     assert started.wait(30) == (0 if requeued else 143)
     assert (tmp_path / "requeued").exists() == requeued
     assert (tmp_path / "my artifacts" / "submitted" / "job" / "exit-code").exists() != requeued
+
+
+def test_the_code_is_the_chains_own_also_where_it_is_gone_before_the_shell_looks(job, tmp_path):
+    ready = tmp_path / "my artifacts" / "ready"
+    codes = []
+    for _ in range(12):  # a shell that took the code of its interrupted `wait` failed in one of four
+        started = job("--wait", "--killed", restarted=2, restarts=2)
+        until(ready.exists)
+        started.send_signal(signal.SIGUSR1)
+        codes.append(started.wait(30))
+        ready.unlink()
+    assert codes == [143] * 12
 
 
 def test_a_chain_that_ends_just_before_the_warning_is_not_run_again(job, tmp_path):
