@@ -196,7 +196,7 @@ def parse(raw: bytes) -> Any:
 
     Read too is what a strict parser refuses in an answer that is paid: a byte order mark, bytes that are not UTF-8 and
     halves of surrogate pairs (both replaced), NaN, and numbers of any length (infinite from 4,300 digits on).
-    Of a key that occurs twice in a bill, the higher number counts. What gateways wrap around a completion is left out.
+    Of a key that occurs twice in a bill, the higher number counts. What is wrapped around a completion is left out.
     """
     with suppress(ValueError):
         body = orjson.loads(raw)
@@ -207,18 +207,10 @@ def parse(raw: bytes) -> Any:
     return _unwrapped(json.loads(text, object_pairs_hook=_merged, parse_int=_integer))
 
 
-WRAPPINGS = ("data", "result", "response")
-
-
 def _unwrapped(body: Any) -> Any:
-    """Return the completion that a gateway has put into a list of one, or below a name; any other body as it is."""
-    if isinstance(body, list) and len(body) == 1:
-        body = body[0]
-    if isinstance(body, dict) and not body.get("choices"):
-        for name in WRAPPINGS:
-            if isinstance(inner := body.get(name), dict) and isinstance(inner.get("choices"), list):
-                return inner
-    return body
+    """Return the completion that api.cline.bot puts below `data` (cline/cline#12647); any other body as it is."""
+    inner = body.get("data") if isinstance(body, dict) and not body.get("choices") else None
+    return {**body, **inner} if isinstance(inner, dict) and isinstance(inner.get("choices"), list) else body
 
 
 def _integer(digits: str) -> float:
