@@ -238,18 +238,20 @@ class EndpointPolicy:
         self.config, self.budget, self.batch_size = config, budget, config.concurrency
         self.client = Client(config)
         self._host, self._slots = host_limit(config.base_url), asyncio.Semaphore(config.concurrency)
-        # With a price all answers are of the first; without one it is not known which until they are read.
-        folders = [cache.shared] if config.has_price else [cache.run, cache.shared]
+        folders = [cache.run, cache.shared]
         self._caches = [
             AnswerCache(folder / "answers.sqlite", lambda report: listener(report, 0, 0) if listener else None)
             for folder in folders
         ]
         self.origins = Origins(str(config.base_url), cache.run)
-        self._fresh, self._described = cache.fresh, False
+        self._fresh = cache.fresh
+        self._description: asyncio.Task[None] | None = None
         self._store, self._store_shared = (GroupCommit(cache.put_all) for cache in (self._caches[0], self._caches[-1]))
         if config.has_price:
             tokenizer(config.model)  # what its bills are checked with is imported before the first of them
         self._in_flight: set[asyncio.Task[Sample]] = set()
+        self._sharing: list[asyncio.Task[None]] = []
+        """Answers that are kept for all runs once it is known whose they are, which no caller waits for."""
         self._waits = WaitReport(f"{config.model} at {config.base_url}", listener, quiet_s)
         self._accepted: Accepted | None = None
         self._max_tokens = max_tokens_field(config)
@@ -257,7 +259,7 @@ class EndpointPolicy:
         """Tokens of the longest answer to a request without a limit; asked for here, as it may take a request."""
         self._answered = self._answers = False
         """Whether the server has answered at all, and since it last forbade an input."""
-        self._deciding, self._describing = asyncio.Lock(), asyncio.Lock()
+        self._deciding = asyncio.Lock()
         self._undecided: asyncio.Event | None = None
         """While it is asked whether the server forbids an input or everything, other requests wait for the event."""
         self._refused: dict[str, str | None] = {}
@@ -335,7 +337,7 @@ class EndpointPolicy:
         attempt = 0
         try:
             if self.config.has_price or request.get("messages") == QUESTION:
-                await self._describe()
+                self._begin_to_describe()
             if (cached := await self._kept(key, request)) is not None:
                 return cached
             async for launch in retrying(self.config, stop=self._is_last, before_sleep=self._report_first_failure):
@@ -445,13 +447,19 @@ class EndpointPolicy:
                     return []  # the request itself will tell
         return [full for full in keys if full.rpartition(":")[2] in self.origins.known]
 
+    def _begin_to_describe(self) -> asyncio.Task[None]:
+        """Return the task that asks once what the server tells of its model, beside the first requests."""
+
+        async def describe() -> None:
+            self.origins.described = await described(self.client, self.config.model)
+
+        if self._description is None:
+            self._description = asyncio.create_task(describe())
+        return self._description
+
     async def _describe(self) -> None:
-        """Ask once what the server tells of its model, before its first answer is kept under its origin."""
-        if not self._described:
-            async with self._describing:
-                if not self._described:
-                    self.origins.described = await described(self.client, self.config.model)
-                    self._described = True
+        """Return when it is known what the server tells, before an answer is kept under its origin or reused."""
+        await asyncio.shield(self._begin_to_describe())
 
     async def _greet(self) -> Sample:
         """Return the answer to a plain question of few tokens: who answers, and whether anything is answered."""
@@ -505,9 +513,10 @@ class EndpointPolicy:
                 self._waits.listener(Notice(sentence), 0, 0)
 
     async def drain(self) -> None:
-        """Wait for all requests in flight, so that no paid answer is lost."""
+        """Wait for all requests in flight and for what is to be kept, so that no paid answer is lost."""
         while self._in_flight:
             await asyncio.gather(*self._in_flight, return_exceptions=True)
+        await asyncio.gather(*self._sharing)
         if (facts := self.origins.facts()).get("reused"):
             days = facts["reused_from"]
             number, source = facts["reused"], self._waits.source
@@ -559,7 +568,7 @@ class EndpointPolicy:
         overlong: Incomplete | None = None
         try:
             key, entry = await self._send(key, request, bounds, reservation, attempt)
-            sample = self._read(self._caches[0], key, entry, bounds)  # before the next `await`: see `_halted`
+            sample = self._read(self._caches[":" in key], key, entry, bounds)  # before the next `await`: see `_halted`
         except OverlongAnswer as error:
             sample, unknown = error.sample, self.budget.limit is not None and not self.config.priced
             if self.config.has_price or sample.cost_usd or unknown:  # unknown, but limited
@@ -596,16 +605,27 @@ class EndpointPolicy:
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:
             await self._share(key, entry)
+        if request.get("messages") == QUESTION:
+            await self._describe()
+            self.origins.see(self.origins.of(entry.partition(b"\n")[2]))
         await self.budget.settle(reservation, sample.cost_usd, sample.claimed_usd)
         if overlong is not None:
             raise overlong
         return sample
 
     async def _share(self, key: str, entry: bytes) -> None:
-        """Store an answer for all runs if only its bill could show that it cost money."""
-        if not self.config.has_price:
+        """Keep an answer that cost money for all runs, unless it is kept; soon, if it is still asked whose it is."""
+
+        async def keep() -> None:
             await self._describe()
             await self._store_shared((self._origin_key(key, entry.partition(b"\n")[2]), entry))
+
+        if ":" in key:
+            return
+        if self._begin_to_describe().done():
+            await keep()
+        else:
+            self._sharing.append(asyncio.create_task(keep()))
 
     async def _send(
         self, key: str, request: Request, bounds: CallBounds, reservation: Reservation, attempt: int
@@ -623,11 +643,11 @@ class EndpointPolicy:
             latency_s = time.monotonic() - started
             body, told_usd = response.body, told_cost(response.headers)
             entry = make_record(body, at=time.time(), told_usd=told_usd, latency_s=latency_s, attempts=attempt)
-            if self.config.has_price:
+            if self.config.has_price and self._begin_to_describe().done():
                 key = self._origin_key(key, body)
-            elif request.get("messages") == QUESTION:
-                self.origins.see(self.origins.of(body))
-            await self._store((key, entry))
+                await self._store_shared((key, entry))
+            else:  # durable at once, for this run: whose answer it is, or whether it costs money, is not yet known
+                await self._store((key, entry))
         except RetryableError as error:
             self._host.has_answered |= error.kind not in NO_ANSWER
             pushed_back, wait_s = error.pushes_back, error.wait_s
