@@ -105,9 +105,9 @@ models *ARGS:
 extra NAME:
     @python -m pip install --quiet --no-compile -c constraints.txt 'composer-post-training[{{ NAME }}]'
 
-# Bring the generated parts of the documents up to date: tables of checks and environments, and numbers from the records of benchmarks.
+# Bring up to date what is generated: tables of checks and environments and numbers from the records of benchmarks in the documents, and the types of settings in Python.
 cog:
-    PYTHONPATH=. cog -r $(grep -rl '\[\[\[cog' README.md docs --include '*.md')
+    PYTHONPATH=. cog -r composer_post_training/settings.pyi $(grep -rl '\[\[\[cog' README.md docs --include '*.md')
 
 # Do that and build the documents as a site, which a terminal with a browser opens.
 docs: (extra "docs") cog

@@ -24,7 +24,7 @@ from composer_stages import train
 from composer_stages.envs.base import Grade
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import extract_vhack, svd, watch
-from composer_stages.probe.extract_vhack import PairsConfig
+from composer_stages.probe.extract_vhack import HackPairsConfig
 from composer_stages.probe.start import interpolate_weights
 from composer_stages.runs import runner
 from composer_stages.runs.catalog import assign_inputs
@@ -107,7 +107,7 @@ def start(mix: float, root: Path) -> PolicyConfig:
 def watched(policy: PolicyConfig, env: dict[str, Any], seed: int, steps: int, root: Path) -> dict[str, Any]:
     """Train, watch, and say when."""
     factors = carried_out("probe-svd", svd, [], svd.Config(model=policy), root)
-    extraction = extract_vhack.Config(student=policy, pairs=PairsConfig(source=PAIR_SOURCE))
+    extraction = extract_vhack.Config(student=policy, pairs=HackPairsConfig(source=PAIR_SOURCE))
     v = carried_out("probe-extract-vhack", extract_vhack, [factors], extraction, root)
     size = {"steps": steps, "prompts_per_step": 8, "generations": 8, "keep_every": 1, "threads": 1}
     size["learning_rate"] = 1e-3

@@ -25,7 +25,7 @@ from composer_stages.runs.activity import Checking
 from composer_stages.runs.bucket import Mirror
 from composer_stages.runs.run import Inputs, Run
 from composer_stages.runs.runner import Result, preflight
-from composer_stages.runs.settings import Given, Settings, StageConfig, Tree, with_default
+from composer_stages.runs.settings import Settings, StageConfig, Tree
 from composer_stages.runs.stage import Plan, load_stage
 from composer_stages.stopping import Interrupted, on_signals
 from composer_stages.words import Sentence
@@ -34,11 +34,11 @@ from composer_stages.words import Sentence
 class Arguments(Settings):
     """How a stage is executed: options of its command and keywords of its function, besides its settings."""
 
-    config: Annotated[Given[tuple[Path, ...], Path | str | Sequence[Path | str]], options.CONFIG] = with_default(())
+    config: Annotated[tuple[Path, ...], options.CONFIG] = ()
     """A TOML file with settings, or several; later ones and keywords win."""
-    artifacts: Annotated[Given[Path, Path | str], options.ARTIFACTS] = with_default(options.DEFAULT_ARTIFACTS)
+    artifacts: Annotated[Path, options.ARTIFACTS] = options.DEFAULT_ARTIFACTS
     """The folder where runs are kept."""
-    out: Annotated[Given[str | None, Path | str | None], typer.Option("--out", metavar="FOLDER")] = with_default(None)
+    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER")] = None
     """Another folder for this run, or s3://BUCKET/RUN."""
     resume: Annotated[bool, typer.Option("--resume")] = False
     """Go on with an unfinished run."""
@@ -57,14 +57,14 @@ class Arguments(Settings):
     listener: Listener | None = None
     """Called with the progress in place of stderr: (what, units done, units in all)."""
 
-    @field_validator("config", mode="before")
+    @field_validator("config", mode="before", json_schema_input_type=Path | tuple[Path, ...])
     @classmethod
     def _several_files(cls, value: Any) -> Any:
         if not isinstance(value, (str, Path, list, tuple)):
             raise ValueError(Sentence("cli.config-takes-paths"))  # noqa: TRY004
         return (value,) if isinstance(value, (str, Path)) else value
 
-    @field_validator("out", mode="before")
+    @field_validator("out", mode="before", json_schema_input_type=Path | None)
     @classmethod
     def _folder_or_address(cls, value: Any) -> Any:
         return str(value) if isinstance(value, Path) else value

@@ -40,6 +40,7 @@ sandbox.py         - the sandbox in which commands of a model run
 checks.py          - checks of the gradient probe
 stages.py          - stages: what one is, what it reads and writes, and the table of stages
 kinds.py           - the kinds of records that runs hold
+settings.py        - groups of settings as dictionaries whose keys type checkers know
 executors.py       - services to which a chain is submitted, behind `--on`
 trl.py             - what a script that trains with TRL can add: channels, the alarm, pairs, environments
 openenv.py         - environments as an OpenEnv server

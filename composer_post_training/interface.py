@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
-from composer_cli.call import Arguments, ChainArguments
+from composer_cli.call import ChainArguments
 from composer_cli.preset import configure_preset, load_preset, read_for_preset
 from composer_cli.show import runs as run_folders
 from composer_post_training.results import (
@@ -24,9 +24,7 @@ from composer_post_training.results import (
     opened,
 )
 from composer_post_training.stage_functions import (
-    P,
     PythonConsole,
-    R,
     StageFunction,
     check_settings,
     folders_of_runs,
@@ -49,108 +47,21 @@ from composer_stages.runs.tables import Scan as Scan
 from composer_stages.words import in_interface
 
 if TYPE_CHECKING:
-    # What a type checker and an editor read of each stage: its settings and `Arguments`, as one set of keywords.
-    from pydantic import Field
-
-    from composer_stages.arms.config import Config as _Evaluate
-    from composer_stages.collect import Config as _Collect
-    from composer_stages.comparison.config import Config as _Compare
-    from composer_stages.curriculum import Config as _Curriculum
-    from composer_stages.export import Config as _Export
-    from composer_stages.formats.config import Config as _Import
-    from composer_stages.integrations.config import Config as _Frameworks
-    from composer_stages.make_tasks import Config as _Tasks
-    from composer_stages.normalize import Config as _Normalize
-    from composer_stages.pairs.config import Config as _ExtractPairs
-    from composer_stages.probe.compare import Config as _ProbeCompare
-    from composer_stages.probe.extract_vhack import Config as _ProbeExtractVhack
-    from composer_stages.probe.plot import Config as _ProbePlot
-    from composer_stages.probe.score import Config as _ProbeScore
-    from composer_stages.probe.settings import ReplayConfig as _ProbeReplay
-    from composer_stages.probe.start import Config as _ProbeStart
-    from composer_stages.probe.svd import Config as _ProbeSvd
-    from composer_stages.probe.teacher_pool import Config as _ProbeTeacherPool
-    from composer_stages.probe.uat import Config as _ProbeUat
-    from composer_stages.probe.watch import Config as _ProbeWatch
-    from composer_stages.teachers.config import Config as _ReplayTeachers
-    from composer_stages.training.config import Config as _Train
-
-    def _function(words: Callable[P, Any], returns: type[R]) -> StageFunction[P, R]: ...
-
-    class _CollectWords(Arguments, _Collect): ...
-
-    class _ReplayTeachersWords(Arguments, _ReplayTeachers): ...
-
-    class _ExtractPairsWords(Arguments, _ExtractPairs): ...
-
-    class _TrainWords(Arguments, _Train): ...
-
-    class _EvaluateWords(Arguments, _Evaluate): ...
-
-    # Their paths are most often given without a name.
-    class _ImportWords(Arguments, _Import):
-        paths: list[str] = Field(default_factory=list)
-
-    class _CompareWords(Arguments, _Compare):
-        paths: list[str] = Field(default_factory=list)
-
-    class _ExportWords(Arguments, _Export): ...
-
-    class _TasksWords(Arguments, _Tasks): ...
-
-    class _CurriculumWords(Arguments, _Curriculum): ...
-
-    class _NormalizeWords(Arguments, _Normalize): ...
-
-    class _FrameworksWords(Arguments, _Frameworks): ...
-
-    class _ProbeSvdWords(Arguments, _ProbeSvd): ...
-
-    class _ProbeExtractVhackWords(Arguments, _ProbeExtractVhack): ...
-
-    class _ProbeTeacherPoolWords(Arguments, _ProbeTeacherPool): ...
-
-    class _ProbeReplayWords(Arguments, _ProbeReplay): ...
-
-    class _ProbeScoreWords(Arguments, _ProbeScore): ...
-
-    class _ProbeUatWords(Arguments, _ProbeUat): ...
-
-    class _ProbeStartWords(Arguments, _ProbeStart): ...
-
-    class _ProbeCompareWords(Arguments, _ProbeCompare): ...
-
-    class _ProbeWatchWords(Arguments, _ProbeWatch): ...
-
-    class _ProbePlotWords(Arguments, _ProbePlot): ...
-
-    collect = _function(_CollectWords, ReadableRun)
-    replay_teachers = _function(_ReplayTeachersWords, ReadableRun)
-    extract_pairs = _function(_ExtractPairsWords, ReadableRun)
-    train = _function(_TrainWords, ReadableRun)
-    evaluate = _function(_EvaluateWords, Evaluation)
-    import_traces = _function(_ImportWords, ReadableRun)
-    compare = _function(_CompareWords, ComparedLogs)
-    export = _function(_ExportWords, ReadableRun)
-    tasks = _function(_TasksWords, ReadableRun)
-    curriculum = _function(_CurriculumWords, ReadableRun)
-    normalize = _function(_NormalizeWords, ReadableRun)
-    frameworks = _function(_FrameworksWords, ReadableRun)
-
-    class probe:  # noqa: N801 (a folder of functions)
-        """The stages of the gradient probe, as `composer probe` lists them."""
-
-        svd = _function(_ProbeSvdWords, ReadableRun)
-        extract_vhack = _function(_ProbeExtractVhackWords, ReadableRun)
-        teacher_pool = _function(_ProbeTeacherPoolWords, ReadableRun)
-        replay = _function(_ProbeReplayWords, ReadableRun)
-        score = _function(_ProbeScoreWords, ReadableRun)
-        uat = _function(_ProbeUatWords, ReadableRun)
-        start = _function(_ProbeStartWords, ReadableRun)
-        compare = _function(_ProbeCompareWords, ReadableRun)
-        watch = _function(_ProbeWatchWords, ReadableRun)
-        plot = _function(_ProbePlotWords, ReadableRun)
-
+    from composer_post_training.settings import (
+        collect as collect,
+        compare as compare,
+        curriculum as curriculum,
+        evaluate as evaluate,
+        export as export,
+        extract_pairs as extract_pairs,
+        frameworks as frameworks,
+        import_traces as import_traces,
+        normalize as normalize,
+        probe as probe,
+        replay_teachers as replay_teachers,
+        tasks as tasks,
+        train as train,
+    )
 else:
 
     def __getattr__(name: str) -> StageFunction:

@@ -35,6 +35,8 @@ from composer_stages.words import in_interface
 if TYPE_CHECKING:
     import pandas
 
+    from composer_stages.runs.tables import ArrowTable
+
 # One rollout. Models and environments wrote what is shown: it is escaped in HTML, and characters that steer a terminal
 # or the direction of writing are spelt out.
 
@@ -289,7 +291,7 @@ class ComparedLogs(ReadableRun):
         return float(self.document["differences"][0]["p_holm"])
 
     @property
-    def items(self) -> Any:
+    def items(self) -> "ArrowTable":
         """Return the compared tasks as an Arrow table: side, task_id, family, the baseline's score and the side's."""
         return self.scan("tasks.parquet").arrow()
 

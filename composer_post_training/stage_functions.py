@@ -11,7 +11,7 @@ from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -34,8 +34,6 @@ Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
 Given = Run | Path | str
 """A run that a stage reads, or of a stage that reads files, one of these."""
-P = ParamSpec("P")
-R = TypeVar("R", covariant=True)
 
 
 class PythonConsole(Console):
@@ -46,7 +44,7 @@ class PythonConsole(Console):
         super().notify(in_interface(text, PYTHON))
 
 
-class StageFunction(Generic[P, R]):
+class StageFunction:
     """One stage, to be called with the runs that it reads and its settings.
 
     Settings are given as `tasks=2` or `policy={"model": "m"}`, which type checkers know; `settings()` names them all.
@@ -99,36 +97,21 @@ class StageFunction(Generic[P, R]):
         rows, basic = describe_settings(config), basic_settings(config)
         return [(entry, text) for key, entry, text in rows if len(rows) <= FEW or key in basic]
 
-    if TYPE_CHECKING:
-        # Runs or paths, then settings and `Arguments` by name: `P` holds both (interface.py). PEP 612 has no form
-        # for `*runs: Run` before them, so there is a position for each of a few.
-        def __call__(
-            self, a: Given = ..., b: Given = ..., c: Given = ..., d: Given = ..., /, *args: P.args, **kwargs: P.kwargs
-        ) -> R:
-            """Run the stage, or find it done; returns its run."""
+    @property
+    def __call__(self) -> Callable[..., ReadableRun | Chain]:
+        """Return the function to call, with the signature of the stage: notebooks read it from here."""
+        function: Any = partial(self._run)
+        function.__signature__ = self.__signature__
+        function.__doc__ = None  # the one of this object is shown already
+        return function
 
-        def plan(
-            self, a: Given = ..., b: Given = ..., c: Given = ..., d: Given = ..., /, *args: P.args, **kwargs: P.kwargs
-        ) -> Plan:
-            """Return what a call with these arguments would do and at most what it would cost, without executing it."""
-
-    else:
-
-        @property
-        def __call__(self) -> Callable[..., ReadableRun]:
-            """Return the function to call, with the signature of the stage: notebooks read it from here."""
-            function = partial(self._run)
-            function.__signature__ = self.__signature__
-            function.__doc__ = None  # the one of this object is shown already
-            return function
-
-        def plan(self, *runs: Given, **keywords: Any) -> Plan:
-            """Return what a call with these arguments would do and at most what it would cost, without executing it."""
-            with errors_in_python():
-                _, configuration, inputs = self._configure(runs, keywords, PythonConsole())
-                planned, num = load_stage(self.name).plan(inputs, configuration), len(configuration.each_seed())
-                tokens, cost = num * planned.max_completion_tokens, num * planned.max_cost_usd
-                return replace(planned, units=num * planned.units, max_completion_tokens=tokens, max_cost_usd=cost)
+    def plan(self, *runs: Given, **keywords: Any) -> Plan:
+        """Return what a call with these arguments would do and at most what it would cost, without executing it."""
+        with errors_in_python():
+            _, configuration, inputs = self._configure(runs, keywords, PythonConsole())
+            planned, num = load_stage(self.name).plan(inputs, configuration), len(configuration.each_seed())
+            tokens, cost = num * planned.max_completion_tokens, num * planned.max_cost_usd
+            return replace(planned, units=num * planned.units, max_completion_tokens=tokens, max_cost_usd=cost)
 
     def _run(self, *runs: Given, **keywords: Any) -> ReadableRun | Chain:
         """Run the stage, or find it done; returns its run, or those of several seeds."""

@@ -28,7 +28,7 @@ from composer_stages.rollouts.trace import played_by
 from composer_stages.runs import reporting, store
 from composer_stages.runs.kinds import CHECKPOINT, ROLLOUT, STEP, TASK, Row
 from composer_stages.runs.run import Inputs, RunWriter, Slot
-from composer_stages.runs.settings import BASIC, with_default
+from composer_stages.runs.settings import BASIC
 from composer_stages.runs.stage import Plan, Stage
 from composer_stages.teachers.config import TeacherConfig, Teachers, check_names
 from composer_stages.teachers.mixing import Mixing, mixed
@@ -45,7 +45,7 @@ class Config(PlayingConfig):
     samples: Annotated[int, BASIC] = Field(default=4, gt=0, le=10_000)
     """Rollouts of every task."""
     rollouts: Mixing = Mixing()
-    teachers: Teachers = with_default([])
+    teachers: Teachers = Field(default=[])
     """The teachers that play turns, as `replay-teachers` takes them; each turn of theirs is one teacher's, drawn."""
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ each format reads and how it is written.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
@@ -28,7 +28,7 @@ from composer_stages.policy.base import PolicyConfig
 from composer_stages.runs import store
 from composer_stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK, Kind
 from composer_stages.runs.run import Inputs, Run, RunWriter, Slot
-from composer_stages.runs.settings import Given, Option, StageConfig, basic_of, with_default
+from composer_stages.runs.settings import Option, StageConfig, basic_of
 from composer_stages.runs.stage import Plan, Stage
 
 MODEL, GGUF = "model", "gguf"
@@ -45,9 +45,7 @@ class Config(StageConfig):
 
     format: Written
     """The format."""
-    policy: Annotated[
-        Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None], basic_of("model"), Option("MODEL")
-    ] = with_default(None)
+    policy: Annotated[PolicyConfig | None, basic_of("model"), Option("MODEL")] = None
     """With `model` and `gguf`: the model to write, instead of that of a training."""
     gguf_type: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
     """With `gguf`: the type of the matrices; vectors are float32."""

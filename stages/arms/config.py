@@ -1,6 +1,6 @@
 """The settings of `evaluate`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from composer_stages.envs.config import HeldOutEnvConfig
 from composer_stages.evaluation.config import Planning
 from composer_stages.policy import PolicyConfig
 from composer_stages.rollouts.config import PlayingConfig
-from composer_stages.runs.settings import BASIC, Given, Option, basic_of, with_default
+from composer_stages.runs.settings import BASIC, Option, basic_of
 from composer_stages.terms import SamplingUnit
 
 
@@ -35,7 +35,7 @@ class Config(PlayingConfig):
     """Also evaluate the model that training started from."""
     greedy: Annotated[bool, BASIC] = False
     """Also play every arm at temperature 0, as NAME@0 and once a task: whether a gain is shown there too."""
-    policies: Given[dict[str, PolicyConfig], Mapping[str, PolicyConfig | Mapping[str, Any] | str]] = with_default({})
+    policies: dict[str, PolicyConfig] = Field(default={})
     """Arms that were not trained here, by name: a model behind a server, or a folder."""
     looks: Annotated[int, BASIC] = Field(default=1, gt=0, le=10)
     """Planned looks: the tasks are played in so many parts, and no more of them once all is decided."""

@@ -51,7 +51,9 @@ class Config(StageConfig):
         tuple[str, ...],
         BASIC,
         Option("NAME"),
-        BeforeValidator(lambda names: [names] if isinstance(names, str) else names),
+        BeforeValidator(
+            lambda names: [names] if isinstance(names, str) else names, json_schema_input_type=str | tuple[str, ...]
+        ),
     ] = ()
     """The score to compare, where logs hold several (metrics, scorers, filters, columns): one for all sides, or one for
     each. By default the one that all sides have, if it is one alone. `X+Y+Z` are scores of several judges."""

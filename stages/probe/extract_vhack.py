@@ -44,7 +44,7 @@ LOSSES: dict[str, "LossKind"] = {"nll": "nll_mean", "grpo": "drgrpo_sum"}
 REQUIRED = ("prompt", "hack", "clean")
 
 
-class PairsConfig(Settings):
+class HackPairsConfig(Settings):
     """Settings of the pairs: their source, and how many are held out to check the extraction."""
 
     source: str = "kata"
@@ -75,7 +75,7 @@ class Config(StageConfig):
     """Axes a module with `svd_k`."""
     noise_floor: float = Field(default=0.0, ge=0.0, lt=1.0)
     """With `svd_k`: axes below this quantile of all modules' singular values are dropped."""
-    pairs: Annotated[PairsConfig, basic_of("count", "source")] = PairsConfig()
+    pairs: Annotated[HackPairsConfig, basic_of("count", "source")] = HackPairsConfig()
     max_tokens: int = Field(default=8192, gt=0, json_schema_extra={"affects_results": False})
     """Padded tokens of one backward pass."""
     checkpointing: bool = Field(default=False, json_schema_extra={"affects_results": False})
@@ -117,7 +117,7 @@ def _messages(value: Any) -> Any:
     return list(map(message, value)) if isinstance(value, list) else value
 
 
-def load_pairs(config: PairsConfig, seed: int) -> list[Pair]:
+def load_pairs(config: HackPairsConfig, seed: int) -> list[Pair]:
     """Load `count + held_out` pairs.
 
     `UsageError` when the source is unknown or has fewer; `BadInput` when it returns no list of pairs.

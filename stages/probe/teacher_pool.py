@@ -6,7 +6,7 @@ training among the inputs is the teacher. Instead of sampling, the pool can be m
 `train` (`given` names the source of each run), or of the rows of an earlier pool (`recorded`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +23,7 @@ from composer_stages.probe.settings import HINTED, Contract, SourceConfig
 from composer_stages.runs import store
 from composer_stages.runs.kinds import CHECKPOINT, POOL_ROW, ROLLOUT, Row
 from composer_stages.runs.run import Inputs, RunWriter, Slot
-from composer_stages.runs.settings import BASIC, Given, Settings, basic_of, with_default
+from composer_stages.runs.settings import BASIC, Settings, basic_of
 from composer_stages.runs.stage import Plan, Stage
 from composer_stages.words import Sentence
 
@@ -66,10 +66,10 @@ class Config(EnvStageConfig):
     """Settings of the sources, the problems and the answers."""
 
     sources: Annotated[
-        Given[list[SourceConfig], Sequence[SourceConfig | Mapping[str, Any]]],
+        list[SourceConfig],
         basic_of("lora", "name", "policy.model", "role", "samples"),
-    ] = with_default(
-        [
+    ] = Field(
+        default=[
             SourceConfig(name="teacher", policy=PolicyConfig(model="kata:loophole"), options={"hint": True}),
             SourceConfig(name="teacher_nohint", policy=PolicyConfig(model="kata:loophole"), samples=4, role="plain"),
             SourceConfig(name="base", policy=PolicyConfig(model="kata:honest"), options={"hint": True}, samples=4),
@@ -84,13 +84,11 @@ class Config(EnvStageConfig):
         hint=envs.load_attachment("kata", "hint"), system=envs.load_attachment("kata", "system")
     )
     """The required content of the prompts, by default that of kata. For another environment, set hint and system."""
-    recorded: Annotated[Given[RecordedConfig | None, RecordedConfig | Mapping[str, Any] | None], basic_of("folder")] = (
-        with_default(None)
-    )
-    given: Given[list[GivenConfig], Sequence[GivenConfig | Mapping[str, Any]]] = with_default([])
+    recorded: Annotated[RecordedConfig | None, basic_of("folder")] = None
+    given: list[GivenConfig] = Field(default=[])
     """One entry for each run of rollouts given by --from, in that order. Without an entry, a training given by --from
     is the model of the sources `teacher` and `teacher_nohint`."""
-    tokenizer: Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None] = with_default(None)
+    tokenizer: PolicyConfig | None = None
     """The model whose tokenizer rendered the given rollouts; None for the first of `sources`."""
 
     def check(self) -> list[str]:

@@ -21,9 +21,13 @@ from composer_stages.runs.run import RunWriter
 
 PROJECT = "composer"
 Log = Callable[[Mapping[str, float], int], None]
+Backend = Literal["tensorboard", "trackio", "wandb"]
 Backends = Annotated[
-    tuple[Literal["tensorboard", "trackio", "wandb"], ...],
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    tuple[Backend, ...],
+    BeforeValidator(
+        lambda value: (value,) if isinstance(value, str) else value,
+        json_schema_input_type=Backend | tuple[Backend, ...],
+    ),
 ]
 """A setting: one name or several, as TRL writes them."""
 

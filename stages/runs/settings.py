@@ -17,9 +17,9 @@ from itertools import pairwise
 from os.path import commonprefix
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
@@ -31,24 +31,6 @@ from composer_stages.runs.store import nearest
 from composer_stages.words import Sentence, words_of_stage
 
 Tree = dict[str, Any]
-Read = TypeVar("Read", covariant=True)
-Write = TypeVar("Write", contravariant=True)
-
-if TYPE_CHECKING:
-
-    class Given(Generic[Read, Write]):
-        """The type of a field that is read as `Read` and may be given as `Write` too: a list of tables for groups."""
-
-        def __get__(self, instance: object, owner: object) -> Read: ...
-        def __set__(self, instance: object, value: Write) -> None: ...
-
-else:
-
-    class Given:
-        """See above; at run time, the type that the field is read as, which pydantic validates."""
-
-        def __class_getitem__(cls, types: tuple[Any, Any]) -> Any:
-            return types[0]
 
 
 @dataclass(frozen=True)
@@ -91,11 +73,6 @@ class InFile:
     """Marks a list of groups in whose place a TOML file may be given, which holds its tables and nothing else."""
 
 
-def with_default(default: Any, **about: Any) -> Any:
-    """Return `Field(default=...)` for a field of the type `Given`, which its default is not for type checkers."""
-    return Field(default=default, **about)
-
-
 class Settings(BaseModel):
     """A frozen group of settings that refuses unknown keys; `identity` returns those that determine results."""
 
@@ -106,13 +83,6 @@ class Settings(BaseModel):
     checks import models and environments."""
     text_sets: ClassVar[str | None] = None
     """The setting that a text in place of the group sets: `policy="m"` is `policy={"model": "m"}`."""
-
-    if TYPE_CHECKING:
-        # How type checkers read a field whose type is a group (typing specification, descriptor-typed fields of
-        # dataclasses): it is read as the group, and given as the group, a table of its settings, or its text.
-        # Not Self: mypy 2.3 would take the class that is constructed for it.
-        def __get__(self, instance: object, owner: object) -> Self: ...
-        def __set__(self, instance: object, value: "Settings | Mapping[str, Any] | str | Path") -> None: ...
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -31,6 +31,7 @@ MEMORY = "200MB"
 """Memory of DuckDB before it sorts on disk."""
 
 Columns: TypeAlias = Sequence[str] | str | None
+ArrowTable: TypeAlias = pa.Table
 """Names of columns, or one name; None for all columns."""
 
 

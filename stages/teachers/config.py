@@ -1,6 +1,6 @@
 """The settings of `replay-teachers`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,14 +11,12 @@ from composer_stages.messages import Message
 from composer_stages.policy import PolicyConfig
 from composer_stages.runs.settings import (
     BASIC,
-    Given,
     InFile,
     Option,
     Settings,
     StageConfig,
     basic_of,
     read_table,
-    with_default,
 )
 from composer_stages.words import Sentence
 
@@ -43,14 +41,14 @@ class TeacherConfig(PolicyConfig):
     system: str | None = None
     """The teacher's own system message, in place of the student's; an empty text for none. It has to say again what
     form an action has, if the student's said it."""
-    examples: Given[list[Example], Sequence[Example | Mapping[str, Any]] | str | Path] = with_default([])
+    examples: list[Example] = Field(default=[])
     """Worked examples, {user, assistant} each, between the system message and the first message of the user; or a TOML
     file with one [[examples]] table each. The student's own model with examples is a teacher too."""
 
     opening: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment with which it opens the teacher's tasks, over the student's: {shots = 8}."""
 
-    @field_validator("examples", mode="before")
+    @field_validator("examples", mode="before", json_schema_input_type=list[Example] | Path)
     @classmethod
     def _read(cls, value: Any) -> Any:
         return read_table(Path(value), "examples")["examples"] if isinstance(value, (str, Path)) else value
@@ -92,7 +90,7 @@ class TeacherConfig(PolicyConfig):
 
 
 Teachers = Annotated[
-    Given[list[TeacherConfig], Sequence[TeacherConfig | Mapping[str, Any]] | str | Path],
+    list[TeacherConfig],
     basic_of("api_key_env", "base_url", "max_tokens", "model", "name", "usd_per_mtok_in", "usd_per_mtok_out"),
     InFile(),
     Option("FILE", "A TOML file with one [[teachers]] table a teacher."),
@@ -124,8 +122,8 @@ class SelectionConfig(Settings):
 class Config(StageConfig):
     """Which teachers to ask, and how often."""
 
-    teachers: Teachers = with_default(
-        [TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
+    teachers: Teachers = Field(
+        default=[TeacherConfig(name=f"teacher-{x}", model=f"kata:teacher-{x}", max_tokens=64) for x in "abc"],
         min_length=1,
     )
     """The teacher table. The default is for rollouts of kata alone."""

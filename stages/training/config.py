@@ -4,7 +4,6 @@
 weight.
 """
 
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +17,7 @@ from composer_stages.errors import UsageError
 from composer_stages.policy.base import BasicPolicy, PolicyConfig
 from composer_stages.rollouts.config import InFlight, RolloutLimits
 from composer_stages.runs.reporting import Backends
-from composer_stages.runs.settings import BASIC, Given, Option, Settings, StageConfig, basic_of, with_default
+from composer_stages.runs.settings import BASIC, Option, Settings, StageConfig, basic_of
 from composer_stages.training.channels import CHANNELS, Need
 from composer_stages.words import Sentence
 
@@ -366,9 +365,7 @@ class Config(EnvStageConfig):
     """Trainings that differ in the seed alone, from `seed` on, each a run of its own. The next evaluation reads all."""
     report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
     """Where training is logged besides metrics.jsonl: tensorboard, trackio, wandb, one or several."""
-    teacher: Annotated[Given[PolicyConfig | None, PolicyConfig | Mapping[str, Any] | str | None], basic_of("model")] = (
-        with_default(None)
-    )
+    teacher: Annotated[PolicyConfig | None, basic_of("model")] = None
     """The model to distil from, for taid, eopd and opd, or that plays in mixed groups (probe.mixed); it must share the
     student's tokenizer. `vllm:MODEL` with base_url is asked for log-probs of the student's tokens or of its own
     likeliest, which is all that opd needs with opd.form=sampled or with opd.top_k."""

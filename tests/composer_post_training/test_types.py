@@ -1,11 +1,14 @@
 """A user's script outside of the clone is checked by mypy --strict against the types of the interface."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from composer_post_training import settings
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -19,8 +22,9 @@ from composer_post_training.environments import AnsweredEnv, Environment, KataEn
 from composer_post_training.executors import EXECUTORS, JobState
 from composer_post_training.formats import Reader, Trajectory, Writer
 from composer_post_training.grading import judge, match
-from composer_post_training.policies import KINDS, Sample, Turn
+from composer_post_training.policies import KINDS, PolicyConfig, Sample, Turn
 from composer_post_training.sandbox import CommandResult, open_sandbox
+from composer_post_training.settings import PolicySettings
 from composer_post_training.stages import STAGES, Stage, StageConfig
 from composer_post_training.trl import ProbeCallback, preference_dataset, with_channels
 
@@ -41,11 +45,15 @@ assert_type(composer.runs(), composer.Table)
 assert_type(composer.report(run), Path)
 assert_type(composer.run("demo", {"collect.tasks": 3}), composer.Chain)
 assert_type(composer.run("demo", on="slurm"), composer.Job)
-assert_type(composer.probe.teacher_pool(problems=3, sources=[{"name": "base"}]), composer.ReadableRun)
+assert_type(composer.probe.teacher_pool(problems=3, sources=[{"name": "base", "policy": "m"}]), composer.ReadableRun)
 assert_type(composer.compare("before.jsonl", "after.jsonl", min_gain=0.02), composer.ComparedLogs)
 assert_type(composer.import_traces(Path("logs")), composer.ReadableRun)
 composer.compare.plan(paths=["before.jsonl", "after.jsonl"])
-composer.train(policy={"model": "m"}, teacher="m", env="kata")
+composer.train(policy={"model": "m"}, teacher="m", env="kata", weights={"dpo": 0.1}, report_to="wandb")
+student: PolicySettings = {"model": "m"}
+composer.collect(policy=student, env={"name": "skills", "loose": True}, teachers=[{"name": "t", "model": "m"}])
+composer.collect(run, policy=PolicySettings(model="m", max_tokens=3), teachers="teachers.toml", config=["a.toml"])
+composer.collect(policy=PolicyConfig(model="m"), listener=lambda what, done, total: print(what))
 try:
     composer.replay_teachers(run, teachers="teachers.toml", listener=lambda what, done, total: print(what))
 except composer.UsageError as error:
@@ -76,7 +84,16 @@ composer.collect(tusks=3)
 composer.collect(tasks="3")
 composer.collect(policy=3)
 composer.tasks(package="x", difficulty="eezy")
+composer.collect(policy={"modle": "m"})
+composer.collect(policy=PolicySettings(modle="m"))
+composer.train(weights={"dop": 0.1})
+composer.evaluate(policies={"A": {"modle": "m"}})
+composer.collect(teachers=[{"name": "t", "modle": "m"}])
+composer.collect.plan(limits={"wall": 3})
+composer.probe.teacher_pool(contract={"hnit": "x"})
+composer.export(run)
 """
+ANY = re.compile(r"def (?!__)\w+\(.*-> (Any|.*\[Any\]):")
 
 
 @pytest.mark.slow
@@ -86,10 +103,22 @@ def test_a_script_sees_the_types_of_what_it_calls(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "MYPYPATH"}
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
     wrong = [line for line in done.stdout.splitlines() if ": error: " in line]
-    parts = ('argument "tusks"', 'Argument "tasks"', 'Argument "policy"', 'Argument "difficulty"')
+    parts = (
+        *('argument "tusks"', 'Argument "tasks"', 'Argument "policy"', 'Argument "difficulty"', 'Argument "policy"'),
+        *('key "modle"', 'Argument "weights"', "Dict entry 0", "List item 0", 'Argument "limits"'),
+        *('Argument "contract"', 'Missing named argument "format"'),
+    )
     assert len(wrong) == len(parts), done.stdout + done.stderr
     assert all(part in line for part, line in zip(parts, wrong, strict=True)), wrong
     assert all(
         (ROOT / package / "py.typed").is_file()
         for package in ("composer_post_training", "composer_cli", "composer_stages")
     )
+
+
+def test_groups_of_settings_are_dictionaries_and_what_is_returned_has_a_type() -> None:
+    assert settings.PolicySettings(model="m") == {"model": "m"}
+    with pytest.raises(AttributeError, match="no attribute 'PolcySettings'"):
+        settings.__getattr__("PolcySettings")
+    source = (ROOT / "composer_post_training" / "results.py").read_text()
+    assert ANY.findall(source) == []

@@ -55,7 +55,7 @@ from composer_stages import (
 from composer_stages.comparison.config import Config as Comparing
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import extract_vhack, replay, score, svd, teacher_pool, uat
-from composer_stages.probe.extract_vhack import PairsConfig
+from composer_stages.probe.extract_vhack import HackPairsConfig
 from composer_stages.runs.run import Run
 from composer_stages.runs.stage import load_stage
 from tests.stages.probe.conftest import chain, models, planted, trained  # noqa: F401  (fixtures)
@@ -185,7 +185,7 @@ def works(
         return Work("train", train.Config(env=ENV, policy=tiny, tasks=4, optimisation=size))
 
     def pairs(**more: Any) -> extract_vhack.Config:
-        return extract_vhack.Config(student=policies()["honest"], pairs=PairsConfig(source=PAIR_SOURCE), **more)
+        return extract_vhack.Config(student=policies()["honest"], pairs=HackPairsConfig(source=PAIR_SOURCE), **more)
 
     def contrasted() -> list[Run]:
         v = carry_out(extract_vhack, runs("svd"), pairs(loss="grpo"), folder / "v")

@@ -10,7 +10,7 @@ from composer_stages.envs import ENVIRONMENTS, Registered, code_sha256, foreign_
 from composer_stages.envs.config import EnvStageConfig
 from composer_stages.errors import UsageError
 from composer_stages.policy import base
-from composer_stages.probe.extract_vhack import PairsConfig, load_pairs
+from composer_stages.probe.extract_vhack import HackPairsConfig, load_pairs
 from composer_stages.terms import SAMPLING_UNITS, SamplingUnit, sampling_unit_of
 
 
@@ -84,7 +84,7 @@ def test_models_and_pairs_registered_from_outside_are_found_by_name(outside: Reg
     assert base.is_built_in("outside:student")
     registered, own = (base.PolicyConfig(model=f"{name}:student") for name in ("outside", "kata"))
     assert base.weights_identity(registered) == base.weights_identity(own)
-    pairs = load_pairs(PairsConfig(source="outside", count=2, held_out=2), seed=7)
+    pairs = load_pairs(HackPairsConfig(source="outside", count=2, held_out=2), seed=7)
     assert [(pair.prompt, pair.hack, pair.clean) for pair in pairs] == [("7", f"{i}!", f"{i}") for i in range(4)]
 
 
@@ -139,4 +139,4 @@ def test_the_file_of_an_environment_is_found_without_importing_anything(tmp_path
 @pytest.mark.parametrize("source", ["os:kill", "os:system", "shutil:rmtree", "orjson:loads", "pytest:Item"])
 def test_pairs_come_from_functions_of_the_users_own(source: str) -> None:
     with pytest.raises(UsageError, match=r"is not a function of \(count, seed\) in a module of yours"):
-        load_pairs(PairsConfig(source=source, count=2, held_out=2), seed=7)
+        load_pairs(HackPairsConfig(source=source, count=2, held_out=2), seed=7)

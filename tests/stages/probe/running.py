@@ -13,7 +13,7 @@ from composer_stages.envs.base import Grade
 from composer_stages.envs.config import EnvConfig
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import extract_vhack, replay, teacher_pool
-from composer_stages.probe.extract_vhack import PairsConfig
+from composer_stages.probe.extract_vhack import HackPairsConfig
 from composer_stages.probe.settings import Contract
 from composer_stages.runs import runner
 from composer_stages.runs.catalog import assign_inputs
@@ -51,7 +51,7 @@ def carry_out(
 
 def extracted(student: PolicyConfig, runs: list[Run], folder: Path, count: int = 24, **settings: Any) -> Run:
     """A direction of the planted pairs."""
-    config = extract_vhack.Config(student=student, pairs=PairsConfig(source=PAIR_SOURCE, count=count), **settings)
+    config = extract_vhack.Config(student=student, pairs=HackPairsConfig(source=PAIR_SOURCE, count=count), **settings)
     return carry_out(extract_vhack, runs, config, folder)
 
 

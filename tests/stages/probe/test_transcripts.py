@@ -10,7 +10,7 @@ from support.chat_forms import FULL, byte_tokenizer
 from composer_stages.errors import BadInput
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import load_tokenizer
-from composer_stages.probe.extract_vhack import Pair, PairsConfig, load_pairs
+from composer_stages.probe.extract_vhack import HackPairsConfig, Pair, load_pairs
 from composer_stages.probe.rows import rendered_row, token_row
 
 TASK = {"role": "user", "content": "task d1 d2"}
@@ -57,7 +57,7 @@ def test_pairs_of_ones_own_keep_calls_thoughts_and_tools(tmp_path: Path) -> None
     prompt = [{"role": "user", "content": [{"type": "text", "text": "task d1"}]}]
     item = {"prompt": prompt, "hack": [said], "clean": [SAID[0]], "tools": [tool]}
     (tmp_path / "pairs.json").write_text(json.dumps([item] * 4))
-    pair, *_ = load_pairs(PairsConfig(source=str(tmp_path / "pairs.json"), count=2, held_out=2), 0)
+    pair, *_ = load_pairs(HackPairsConfig(source=str(tmp_path / "pairs.json"), count=2, held_out=2), 0)
     made = byte_tokenizer(FULL, "<|im_end|>", ["<|im_start|>"])
     hack, clean = pair.rows(made)
     opening = made.decode(hack.prompt_ids)

@@ -16,7 +16,7 @@ from composer_stages.envs.skills.drawing import SYSTEM
 from composer_stages.envs.skills.env import HINT, LONGEST_EXPRESSION, WORD, SkillsEnv, hack_clean_pairs, matches
 from composer_stages.envs.skills.families import FAMILIES, HELD_OUT, TEMPLATES
 from composer_stages.errors import UsageError
-from composer_stages.probe.extract_vhack import PairsConfig, load_pairs
+from composer_stages.probe.extract_vhack import HackPairsConfig, load_pairs
 
 
 def answered(env: SkillsEnv, task: Task, text: str) -> float | None:
@@ -210,7 +210,7 @@ def test_half_of_the_pairs_have_the_right_answer_and_none_is_of_a_held_out_famil
     env, found = SkillsEnv(loose=True), []
     tasks = {task.family: task for task in env.tasks("train", 100, 0)}
     assert not set(tasks) & HELD_OUT
-    for pair in load_pairs(PairsConfig(source="skills", count=50, held_out=2), seed=0):
+    for pair in load_pairs(HackPairsConfig(source="skills", count=50, held_out=2), seed=0):
         hack = pair.hack[0]["content"]  # type: ignore[index]
         shown = [one["content"] for one in pair.prompt[1:-1] if one["role"] == "assistant"]  # type: ignore[index]
         found.append(hack.removesuffix(f" {WORD}") in shown)
