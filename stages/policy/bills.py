@@ -153,14 +153,13 @@ def _charged(usage: Mapping[str, Any], body: Mapping[str, Any], told_usd: float 
         if not isinstance(place[name], Mapping)
         and (amount := _number(place, name, MOST_USD / (unit := COSTS[name]), integer=False)) is not None
     ] + ([] if told_usd is None else [told_usd])
-    charged = _largest(amounts, None)
-    if usage.get("is_byok") is not True:
-        return charged
-    details = _details(usage, "cost_details")
+    charged, details = _largest(amounts, None), _details(usage, "cost_details")
     whole, *parts = (_number(details, name, MOST_USD, integer=False) for name in UPSTREAM)
-    if whole is None and None in parts:
-        return None  # what the owner pays is not told
-    return (charged or 0.0) + (sum(parts) if whole is None else whole)
+    upstream = sum(parts) if whole is None and None not in parts else whole
+    if usage.get("is_byok") is True:  # None: what the owner pays is not told
+        return None if upstream is None else (charged or 0.0) + upstream
+    # It is a part of the charge; gateways that charge nothing of their own tell it alone (Kilo-Org/kilocode#13841).
+    return _largest([usd for usd in (charged, upstream) if usd is not None], None)
 
 
 def read_charge(

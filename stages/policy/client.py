@@ -587,7 +587,6 @@ PUSHES_BACK = {429, 503, 529}
 """Statuses of an overloaded server."""
 MESSAGE_BYTES = 2000
 NOTHING_SENT = Sent()
-FATAL: dict[int, type[FatalError]] = {401: RefusedError, 402: UnavailableError, 404: MissingModel}
 FREE = {401, 402, 403, 404, 405, 413, 415, 429}
 """Statuses that refuse a request before any work, which is free unless a bill comes with it; others may be billed.
 
@@ -664,10 +663,10 @@ def error_of_fault(
     sentence = Sentence("policy.status-of-error", status=status, message=message)
     if means == faults.ACCOUNT:  # which is asked before any work
         return UnavailableError("policy.account-empty", model=config.model, billed_usd=billed_usd or 0.0, **about)
-    if status in FATAL:
-        return FATAL[status]("policy.request-refused", model=config.model, billed_usd=billed_usd, **about)
     if means == faults.KEY:
         return RefusedError("policy.key-refused", model=config.model, billed_usd=billed_usd or 0.0, **about)
+    if status == 404:
+        return MissingModel("policy.request-refused", model=config.model, billed_usd=billed_usd, **about)
     if 300 <= status < 400:
         return RefusedError("policy.redirect", billed_usd=billed_usd, **about)
     if means == faults.MALFORMED_CALL:

@@ -29,7 +29,8 @@ MESSAGE = 2000
 DEPTH = 8
 MOST_NUMBER = 10**8
 """Larger numbers of a message count no tokens: they name requests and times."""
-NOT_OF_LENGTH = (401, 402, 404, 429)
+BY_STATUS = {401: KEY, 402: ACCOUNT, 413: CONTEXT}
+NOT_OF_LENGTH = (404, 429)
 """Statuses of refusals that are never about the length of a prompt, whatever words they use."""
 OPTIONAL = ("seed", "temperature", "max_tokens", "max_completion_tokens", "chat_template_kwargs")
 """Fields of our requests that a server may not take."""
@@ -125,8 +126,8 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
     for name, table in TABLE.items():
         if not fault.codes.isdisjoint(table["codes"]) and (name != PARAMETER or refused_field(fault, sent)):
             return name
-    if status == 413:
-        return CONTEXT
+    if status in BY_STATUS:
+        return BY_STATUS[status]
     if status == 429 and fault.wait_s is not None:
         return None
     if status not in NOT_OF_LENGTH and WORDS[LOGPROBS].search(fault.said):  # its two numbers count no prompt's tokens

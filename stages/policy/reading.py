@@ -132,7 +132,7 @@ def read(
         raise _error_inside(fault, raw, bounds, config, told_usd)
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
-        if meaning(parse_fault(body), 200, _sent(bounds)) is not None:  # an error in the place of an answer
+        if _status(body) or meaning(parse_fault(body), 200, _sent(bounds)):  # an error in the place of an answer
             raise _error_inside(body, raw, bounds, config, told_usd)
         reason = "not a completion" if not isinstance(choices, list) else "no choices"
         raise _unusable(
@@ -206,12 +206,17 @@ def _sent(bounds: CallBounds) -> Sent:
     return Sent.of(request, bounds.prompt_tokens)
 
 
+def _status(fault: Any) -> int | None:
+    """Return the status that a refusal in a body has as its code: of OpenRouter, of Zhipu's /api/v1; None for none."""
+    code = fault.get("code") if isinstance(fault, dict) else None
+    return int(str(code)) if re.fullmatch("[345]\\d\\d", short(code).strip("'")) else None
+
+
 def _error_inside(
     fault: Any, raw: bytes, bounds: CallBounds, config: PolicyConfig, told_usd: float | None
 ) -> CallError:
     """Return the typed error of a refusal in a body with status 200."""
-    code = fault.get("code") if isinstance(fault, dict) else None
-    status = code if type(code) is int and 300 <= code < 600 else 500
+    status = _status(fault) or 500
     billed = read_charge(raw, False, bounds=bounds, config=config, told_usd=told_usd)
     return error_of_fault(parse_fault(fault), status, config, _sent(bounds), billed_usd=billed)
 

@@ -162,7 +162,9 @@ def test_an_empty_account_stops_at_once(tmp_path: Path, status: int, error: dict
     [
         (200, {"base_resp": {"status_code": 2049, "status_msg": "invalid api key"}}),
         (200, {"code": "InvalidApiKey", "message": "Invalid API-key provided."}),
+        (200, {"code": 401, "msg": "令牌已过期或验证不正确", "success": False}),
         (400, {"error": {"message": "API key not valid. Please pass a valid API key."}}),
+        (401, {"error": {"message": "no such user"}}),
     ],
 )
 def test_a_refused_key_stops_at_once_whatever_its_status(tmp_path: Path, status: int, body: dict[str, Any]) -> None:
@@ -170,7 +172,7 @@ def test_a_refused_key_stops_at_once_whatever_its_status(tmp_path: Path, status:
         with pytest.raises(UsageError) as caught:
             asked(open_at(server.url, tmp_path, concurrency=4), *map(str, range(20)))
         assert len(server.requests) <= 4
-    assert caught.value.code == "policy.key-refused"
+    assert caught.value.code == "policy.key-refused" and "policy.api_key_env" in str(caught.value)
 
 
 @pytest.mark.parametrize(
