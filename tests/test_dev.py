@@ -46,7 +46,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def installations(checkout: Path) -> int:
-    return (checkout / "installed").read_text().count("-e .[dev]")
+    return (checkout / "installed").read_text().count("-e .[readme]")
 
 
 def test_it_installs_once_and_hands_its_words_to_just(checkout):
@@ -54,7 +54,7 @@ def test_it_installs_once_and_hands_its_words_to_just(checkout):
     assert (code, out) == (0, "just demo --json\n") and "Installing into .venv" in errors
     assert finish(start(checkout, "test")) == (0, "just test\n", "")
     assert installations(checkout) == 1
-    assert "-c constraints.txt -e .[dev]" in (checkout / "installed").read_text()
+    assert "-c constraints.txt -e .[readme]" in (checkout / "installed").read_text()
 
 
 @pytest.mark.parametrize("file", ["constraints.txt", "pyproject.toml"])
@@ -97,6 +97,38 @@ def test_what_was_installed_and_does_not_work_is_installed_anew(checkout):
     (checkout / ".venv/made-from").write_text("")  # a full disk
     (checkout / "unusable").touch()
     assert finish(start(checkout, "demo"))[:2] == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "exported"),
+    [
+        ({}, {"UV_TORCH_BACKEND": "auto"}),
+        (
+            {
+                "PIP_EXTRA_INDEX_URL": "https://a/simple https://b/simple",
+                "PIP_FIND_LINKS": "/my wheels",
+                "PIP_RETRIES": "3",
+            },
+            {"UV_INDEX": "https://a/simple https://b/simple", "UV_FIND_LINKS": "/my,wheels"},
+        ),
+        ({"PIP_INDEX_URL": "https://a/simple", "PIP_CERT": "/c.pem"}, {"UV_DEFAULT_INDEX": "https://a/simple"}),
+        ({"PIP_PROXY": "http://proxy"}, None),
+    ],
+)
+def test_uv_is_told_the_indexes_of_pip_or_not_used(tmp_path, settings, exported):
+    script = (ROOT / "dev").read_text().partition("<<'END'\n")[2].partition("\nEND\n")[0]
+    environment = {"PATH": "/usr/bin:/bin", "PIP_CONFIG_FILE": "/dev/null", "HOME": str(tmp_path), **settings}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == (exported is None)
+    words = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
+    told = {name: value.strip("'") for name, value in words.items() if name not in ("UV_CONSTRAINT", "SSL_CERT_FILE")}
+    assert told == ({} if exported is None else {"UV_INDEX_STRATEGY": "unsafe-best-match"} | exported)
+
+
+def test_an_extra_is_installed_once(checkout):
+    for _ in range(2):
+        assert finish(start(checkout, "extra", "ray"))[0] == 0
+    assert (checkout / "installed").read_text().count("-e .[ray]") == 1
 
 
 @pytest.mark.parametrize("interpreter", ["#!/bin/sh\nexit 1\n", None])

@@ -479,7 +479,7 @@ def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
         why=words.why,
     )
     out.document("verdict", verdict_document(verdict, words))
-    if find_spec("matplotlib"):  # which the extra `train` brings
+    if find_spec("matplotlib"):  # which the extra `charts` brings
         out.write_file("chart.svg", arms_chart(verdict))
     out.write_file("report.txt", "\n".join([text_table(verdict, words), *_answer_notes(items, out), ""]))
     if failed:
