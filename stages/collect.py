@@ -151,7 +151,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     table, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
     notes = [
         *answered_by(counted_checks.served, config.policy.model),
-        *policy_notes(out.manifest.models["policy"], counted_checks.cut_prompts),
+        *policy_notes(
+            out.manifest.models["policy"] | ({"cut_prompts": cut} if (cut := counted_checks.cut_prompts) else {})
+        ),
     ]
     out.write_file("report.txt", "\n".join([f"{head}\n", table, *notes, advice]))
     if account.first_failure is not None:

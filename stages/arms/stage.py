@@ -453,9 +453,10 @@ def _answer_notes(items: list[Row], out: RunWriter) -> list[str]:
     served = defaultdict[str, Counter[tuple[str | None, ...]]](Counter)
     for record in out.journal.read([item["item_id"] for item in items]):
         item = record["item"]
+        counts = served[f"{item['arm']}/{item['train_seed']}"]
         for fact in orjson.loads(item["steps_json"] or "[]"):
             if any(named := tuple(fact.get(name) for name in SERVED)):
-                served[f"{item['arm']}/{item['train_seed']}"][named] += 1
+                counts[named] += 1
     models = out.manifest.models
     return [
         line

@@ -264,6 +264,8 @@ class EndpointPolicy:
         """While it is asked whether the server forbids an input or everything, other requests wait for the event."""
         self._refused: dict[str, str | None] = {}
         """Fields of requests that the server refuses, with the field that takes their place, if one does."""
+        self._cut_prompts = 0
+        """Answers to prompts of which the server counted fewer tokens than they have."""
         self._has_reported = False
         """Whether the first failure was reported, and `_told`: what else was."""
         self._told = set[str]()
@@ -284,6 +286,7 @@ class EndpointPolicy:
         facts |= {"damaged_in_cache": damaged} if damaged else {}
         facts |= {"refused_fields": sorted(self._refused)} if self._refused else {}
         facts |= {"prices": self.config.table.source} if self.config.table else {}
+        facts |= {"cut_prompts": self._cut_prompts} if self._cut_prompts else {}
         facts |= self.origins.facts()
         return {"model": self.config.model, "base_url": self.config.base_url, **facts}
 
@@ -601,6 +604,7 @@ class EndpointPolicy:
         if sample.prompt_read is not None:
             source, read = self._waits.source, sample.prompt_read
             self._tell(Sentence("policy.prompt-cut", source=source, read=read))
+            self._cut_prompts += 1
         # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:
@@ -643,10 +647,10 @@ class EndpointPolicy:
             latency_s = time.monotonic() - started
             body, told_usd = response.body, told_cost(response.headers)
             entry = make_record(body, at=time.time(), told_usd=told_usd, latency_s=latency_s, attempts=attempt)
-            if self.config.has_price and self._begin_to_describe().done():
+            if self.config.has_price and self._begin_to_describe().done() and not self._fresh:
                 key = self._origin_key(key, body)
                 await self._store_shared((key, entry))
-            else:  # durable at once, for this run: whose answer it is, or whether it costs money, is not yet known
+            else:  # durable at once, for this run: whose it is, or whether it costs money, may not be known yet
                 await self._store((key, entry))
         except RetryableError as error:
             self._host.has_answered |= error.kind not in NO_ANSWER

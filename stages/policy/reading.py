@@ -129,7 +129,7 @@ def read(
         raise _unusable("not a completion", Sentence("policy.answer-not-an-object", body=repr(excerpt(body, 80))), None)
     # OpenRouter sends status 200 as soon as a model begins to answer, and puts what fails afterwards into the body.
     if fault := body.get("error") or _error_of_choice(body):
-        raise _error_inside(fault, raw, bounds, config, told_usd)
+        raise _error_inside(fault if isinstance(fault, dict) else body, raw, bounds, config, told_usd)
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         if _status(body) or meaning(parse_fault(body), 200, _sent(bounds)):  # an error in the place of an answer

@@ -7,12 +7,12 @@ from typing import Any
 from composer_stages.words import Sentence
 
 
-def policy_notes(facts: Mapping[str, Any], cut_prompts: int = 0) -> list[str]:
+def policy_notes(facts: Mapping[str, Any]) -> list[str]:
     """Return notes on what the facts of a policy say of prices, reused answers and refused fields, and cut prompts."""
     reused, fields = facts.get("reused"), facts.get("refused_fields")
     lines = [Sentence("policy.answers-reused", source=None, number=reused, days=facts["reused_from"])] if reused else []
     lines += [Sentence("policy.fields-left-out", fields=fields)] if fields else []
-    lines += [Sentence("policy.prompts-cut", number=cut_prompts)] if cut_prompts else []
+    lines += [Sentence("policy.prompts-cut", number=facts["cut_prompts"])] if facts.get("cut_prompts") else []
     lines += [Sentence("policy.prices-of-table", source=facts["prices"])] if facts.get("prices") else []
     return [f"Note: {line}." for line in lines]
 

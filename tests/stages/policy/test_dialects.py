@@ -1,6 +1,8 @@
 """Answers of servers as they write them, `tests/fixtures/dialects`: read, played, and as votes of teachers."""
 
 import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,3 +156,5 @@ def test_a_wait_is_read_wherever_a_server_says_it(headers: dict[str, str], messa
     info = [{"error": {"message": "x", "details": [{"@type": "google.rpc.RetryInfo", "retryDelay": "17.5s"}]}}]
     assert told_wait_s(headers, parse_fault({"error": {"message": message}})) == wait_s
     assert told_wait_s({}, parse_fault(info)) == 17.5
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    assert told_wait_s({"retry-after": later}, parse_fault("slower")) == pytest.approx(90, abs=3)

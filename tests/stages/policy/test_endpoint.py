@@ -248,6 +248,7 @@ def test_a_paid_answer_is_reused_under_the_same_origin_only(tmp_path: Path, pric
         assert said == ["A", "A", "B", "A", "A", "B"] and number == [1, 1, 2, 2, 2, 2]
         assert run("six")[1].facts()["reused"] == 1 and "reused" not in run("seven", fresh=True)[1].facts()
         assert sum(asked) == 3, "a fresh run asks anew"
+        assert run("seven", fresh=True)[0] == "B" and sum(asked) == 3, "and no answer of its own, after a kill"
 
 
 # A reader that fails: the answer is paid, kept, and read again once the reader is mended.

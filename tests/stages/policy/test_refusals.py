@@ -164,6 +164,7 @@ def test_an_empty_account_stops_at_once(tmp_path: Path, status: int, error: dict
         (200, {"code": "InvalidApiKey", "message": "Invalid API-key provided."}),
         (200, {"code": 401, "msg": "令牌已过期或验证不正确", "success": False}),
         (400, {"error": {"message": "API key not valid. Please pass a valid API key."}}),
+        (200, {"error": "Unauthorized", "code": "401"}),
         (401, {"error": {"message": "no such user"}}),
     ],
 )
