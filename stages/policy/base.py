@@ -96,7 +96,7 @@ EMBEDDED_TOKENS = 64
 """Longest answer of a built-in model in tokens, where none is given."""
 UNSTATED = 32_768
 """Longest answer of a server that states no context, in tokens. It is sent: without a limit money has no bound."""
-_PATH_OF_CALL = re.compile(r"(/chat)?/(completions|messages|responses|models)/?(?=\?|$)")
+PATH_OF_CALL = re.compile(r"(/chat)?/(completions|messages|responses|models)/?(?=\?|$)")
 VLLM = "vllm:"
 """Prefix of a model that is sampled from a vLLM server."""
 
@@ -208,9 +208,7 @@ class PolicyConfig(Settings):
             raise ValueError(Sentence("policy.model-is-address", model=self.model))
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(Sentence("policy.base-url-not-address", base_url=self.base_url))
-        if (
-            call := re.search(r"(/chat)?/(completions|messages|responses|models)/?(?=\?|$)", self.base_url or "")
-        ) is not None:
+        if (call := PATH_OF_CALL.search(self.base_url or "")) is not None:
             address = f"{self.base_url}".replace(call[0], "")
             raise ValueError(Sentence("policy.path-of-call", base_url=self.base_url, address=address))
         for name, fields in (("request", self.request), ("extra_body", self.extra_body)):

@@ -73,11 +73,17 @@ class Response:
 class CallError(Exception):
     """A failed launch. billed_usd: its cost, None if the cost is unknown.
 
-    claimed_usd: the cost by the server's own bill, where that is lower.
+    claimed_usd: the cost by the server's own bill, where that is lower. permanent: the error of the run where all
+    requests fail so.
     """
 
     billed_usd: float | None = 0.0
     claimed_usd: float | None = None
+    permanent: Any = None
+
+    def __init__(self, kind: str, message: str, *, billed_usd: float | None = 0.0, permanent: Any = None) -> None:
+        super().__init__(message)
+        self.kind, self.billed_usd, self.permanent = kind, billed_usd, permanent
 
 
 NO_ANSWER = ("connection", "timeout")
@@ -95,14 +101,13 @@ class RetryableError(CallError):
         kind: str,
         message: str,
         *,
-        billed_usd: float | None = 0.0,
         claimed_usd: float | None = None,
         wait_s: float | None = None,
         pushes_back: bool = False,
+        **about: Any,
     ) -> None:
-        super().__init__(message)
-        self.kind, self.billed_usd, self.claimed_usd = kind, billed_usd, claimed_usd
-        self.wait_s, self.pushes_back = wait_s, pushes_back
+        super().__init__(kind, message, **about)
+        self.claimed_usd, self.wait_s, self.pushes_back = claimed_usd, wait_s, pushes_back
 
 
 class RefusedConnection(RetryableError):
@@ -135,17 +140,11 @@ class RejectedError(CallError):
     """
 
     def __init__(
-        self,
-        kind: str,
-        message: str,
-        *,
-        billed_usd: float | None = 0.0,
-        usage: dict[str, Any] | None = None,
-        text: str = "",
+        self, kind: str, message: str, *, usage: dict[str, Any] | None = None, text: str = "", **about: Any
     ) -> None:
-        super().__init__(message)
-        self.kind, self.usage, self.text = kind, usage or {}, text
-        self.billed_usd = self.usage.get("cost_usd", billed_usd)
+        super().__init__(kind, message, **about)
+        self.usage, self.text = usage or {}, text
+        self.billed_usd = self.usage.get("cost_usd", self.billed_usd)
         self.claimed_usd = self.usage.get("claimed_usd")
 
 
@@ -153,7 +152,7 @@ class FatalError(CallError, ComposerError):
     """A failure after which no request to this server can succeed, with these settings."""
 
     def __init__(self, code: str, *, billed_usd: float | None = None, **values: Any) -> None:
-        super().__init__(code, **values)
+        ComposerError.__init__(self, code, **values)
         self.billed_usd = billed_usd
 
 
@@ -182,34 +181,15 @@ class UnavailableError(FatalError, InfrastructureError):
 class Forbidden(RejectedError):
     """A 403: of this input alone, or of all requests (`permanent`), which the answer to another request tells."""
 
-    def __init__(self, config: PolicyConfig, message: str, *, billed_usd: float | None) -> None:
-        super().__init__("rejected", Sentence("policy.status-of-error", status=403, message=message))
-        self.billed_usd = billed_usd
-        self.permanent = RefusedError(
-            "policy.request-refused",
-            base_url=config.base_url,
-            model=config.model,
-            status=403,
-            message=message,
-            billed_usd=billed_usd,
-        )
-
 
 MESSAGES = "messages"
 
 
 class RefusedField(CallError):
-    """A field of the request that the server does not take, or (`permanent`) not with this value.
+    """A field (`kind`) of the request that the server does not take, or (`permanent`) not with this value.
 
     `MESSAGES` where it takes no message without text.
     """
-
-    def __init__(self, config: PolicyConfig, field: str, message: str, *, billed_usd: float | None) -> None:
-        super().__init__(message)
-        self.field, self.billed_usd = field, billed_usd
-        self.permanent = RefusedError(
-            "policy.field-refused", base_url=config.base_url, field=field, message=message, billed_usd=billed_usd
-        )
 
 
 class Client:
@@ -671,14 +651,16 @@ def error_of_fault(
         return RefusedError("policy.redirect", billed_usd=billed_usd, **about)
     if means == faults.MALFORMED_CALL:
         return RejectedError(means, message, billed_usd=billed_usd, text=fault.generation)
-    if means == faults.EMPTY_MESSAGE:
-        return RefusedField(config, MESSAGES, message, billed_usd=billed_usd)
     if means == faults.CONTEXT:
         return RejectedError(means, sentence, billed_usd=billed_usd)
-    if means == faults.PARAMETER and status in (400, 415, 422) and (field := refused_field(fault, sent)):
-        return RefusedField(config, field, message, billed_usd=billed_usd)
+    is_parameter = means == faults.PARAMETER and status in (400, 415, 422)
+    if field := MESSAGES if means == faults.EMPTY_MESSAGE else refused_field(fault, sent) if is_parameter else None:
+        refused = {"base_url": config.base_url, "field": field, "message": message}
+        permanent = RefusedError("policy.field-refused", billed_usd=billed_usd, **refused)
+        return RefusedField(field, message, billed_usd=billed_usd, permanent=permanent)
     if status == 403:
-        return Forbidden(config, message, billed_usd=billed_usd)
+        permanent = RefusedError("policy.request-refused", model=config.model, billed_usd=billed_usd, **about)
+        return Forbidden("rejected", sentence, billed_usd=billed_usd, permanent=permanent)
     if means != faults.FILTERED and (status in RETRYABLE or status > 504):  # above: Cloudflare's 520 to 526 and others
         return RetryableError(
             "rate_limit" if status == 429 else "server",

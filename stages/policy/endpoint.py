@@ -238,15 +238,15 @@ class EndpointPolicy:
         self.config, self.budget, self.batch_size = config, budget, config.concurrency
         self.client = Client(config)
         self._host, self._slots = host_limit(config.base_url), asyncio.Semaphore(config.concurrency)
-        folders = [cache.run, cache.shared]
         self._caches = [
             AnswerCache(folder / "answers.sqlite", lambda report: listener(report, 0, 0) if listener else None)
-            for folder in folders
+            for folder in (cache.run, cache.shared)
         ]
+        """Of this run, and of all runs for what costs money."""
         self.origins = Origins(str(config.base_url), cache.run)
         self._fresh = cache.fresh
         self._description: asyncio.Task[None] | None = None
-        self._store, self._store_shared = (GroupCommit(cache.put_all) for cache in (self._caches[0], self._caches[-1]))
+        self._store, self._store_shared = (GroupCommit(cache.put_all) for cache in self._caches)
         if config.has_price:
             tokenizer(config.model)  # what its bills are checked with is imported before the first of them
         self._in_flight: set[asyncio.Task[Sample]] = set()
@@ -380,7 +380,7 @@ class EndpointPolicy:
         A limit of the answer goes into the field that has the other name. A temperature is only left out where it is
         1, which servers take by default.
         """
-        field, limits = error.field, {LIMITS[0]: LIMITS[1], LIMITS[1]: LIMITS[0]}
+        field, limits = error.kind, {LIMITS[0]: LIMITS[1], LIMITS[1]: LIMITS[0]}
         if field in self._refused:
             return  # by another request that was in flight
         if field == MESSAGES:
@@ -416,7 +416,7 @@ class EndpointPolicy:
 
     async def _kept(self, key: str, request: Request) -> Sample | None:
         """Return the cached answer of a request; None if no cache has one, or a body that is no answer."""
-        for cache in dict.fromkeys(self._caches):
+        for cache in self._caches:
             keys = [key] if cache is not self._caches[-1] else await self._bought(cache, key, request)
             for full_key in keys:
                 if (entry := cache.get(full_key)) is None:
@@ -475,7 +475,7 @@ class EndpointPolicy:
             return read_record(entry, self.config, bounds)
         except UnreadableAnswer as error:
             why = Sentence("policy.unread-answer-in-cache", error=str(error), key=key[:12], cache_path=cache.path)
-            raise UnreadableAnswer(why, billed_usd=error.billed_usd) from error.__cause__
+            raise UnreadableAnswer("unreadable", why, billed_usd=error.billed_usd) from error.__cause__
         except CallError:
             cache.replace(key)
             raise

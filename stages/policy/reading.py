@@ -69,10 +69,6 @@ class UnreadableAnswer(CallError):
     Its cause is what was raised. billed_usd: by the body's own bill, None where that cannot be read either.
     """
 
-    def __init__(self, message: str, *, billed_usd: float | None) -> None:
-        super().__init__(message)
-        self.billed_usd = billed_usd
-
 
 def make_record(raw: bytes, *, at: float = 0.0, told_usd: float | None = None, **about: float) -> bytes:
     """Return a cache record: latency, number of launches, time and told cost as JSON, then the body of the response."""
@@ -99,7 +95,7 @@ def read_record(entry: bytes, config: PolicyConfig, bounds: CallBounds) -> Sampl
     except BaseException as error:
         why = Sentence("policy.answer-not-readable", error_type=type(error).__name__, error=excerpt(error, 200))
         billed = read_charge(raw, False, bounds=bounds, config=config, told_usd=about.get("told_usd"))
-        raise UnreadableAnswer(why, billed_usd=billed) from error
+        raise UnreadableAnswer("unreadable", why, billed_usd=billed) from error
 
 
 def read(
