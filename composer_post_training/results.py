@@ -48,7 +48,7 @@ ACTION_BORDER = "border-left: 3px solid rgba(64, 128, 255, 0.8)"
 
 @dataclass(frozen=True, repr=False)
 class Rollout:
-    """One rollout: a policy's attempt at a task. `print` shows its conversation, and so does a notebook.
+    """One rollout: a policy's attempt at a task. `print` shows a screen of its conversation, a notebook all of it.
 
     Its `repr` is one line.
 
@@ -94,7 +94,7 @@ class Rollout:
         return f"<rollout {escape_line(f'{self.rollout_id}: {facts}')}>"
 
     def __str__(self) -> str:
-        return text.transcript_text(self.folder, self._shown(), full=True)
+        return text.screen_text(self.folder, self._shown())
 
     def _repr_html_(self) -> str:
         """Return the conversation for a notebook, without scripts and without anything from elsewhere."""

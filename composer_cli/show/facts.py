@@ -6,7 +6,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,8 @@ def manifest_values(run: Run) -> dict[str, Any]:
 
 METRICS = {
     "reward": "reward",
+    "tokens_per_s": "tokens a second, prompts and answers",
+    "memory_gib": "peak memory of the first process, GiB",
     "loss": "loss, all channels",
     "kl": "KL from the reference, nats",
     "entropy": "entropy, nats",
@@ -125,8 +127,13 @@ METRICS = {
 
 
 def metric_rows(run: Run, last: int = 0) -> list[dict[str, Any]]:
-    """Return what a training logged, one row a step; `last` limits them to the newest."""
-    return [orjson.loads(line) for line in (run.read_file("metrics.jsonl") or b"").splitlines()[-last:]]
+    """Return what a training logged, one row a step, with its tokens a second; `last` limits them to the newest."""
+    lines = (run.read_file("metrics.jsonl") or b"").splitlines()
+    rows = [orjson.loads(line) for line in lines[-last - 1 if last else 0 :]]
+    for before, row in pairwise([{"num_tokens": 0}, *rows]):  # a total since the training began
+        if row.get("step_time") and "num_tokens" in row and "num_tokens" in before:
+            row["tokens_per_s"] = (row["num_tokens"] - before["num_tokens"]) / row["step_time"]
+    return rows[-last:]
 
 
 def first_rows(run: Run, number: int) -> dict[str, list[Row]]:

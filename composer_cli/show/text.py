@@ -253,10 +253,7 @@ def _table(rows: Sequence[Row]) -> str:
     prompts = [escape_control_characters(" ".join((row["prompt"] or "").split())) for row in rows]
     previews = without_shared_start(prompts)
     if room >= LEAST_PROMPT and any(previews):
-        cut = [
-            text if cell_len(text) <= room else f"{set_cell_size(text, room - 1).rstrip()}\u2026" for text in previews
-        ]
-        filled.append(("prompt", "left", cut))
+        filled.append(("prompt", "left", [_cut(text, room) for text in previews]))
     cells = zip(*(values for _, _, values in filled), strict=True)
     return aligned(cells, [title for title, _, _ in filled], [side for _, side, _ in filled])
 
@@ -279,6 +276,48 @@ def transcript_text(folder: Path, rollout: ShownRollout, *, full: bool) -> str:
         *(section(*part) for part in rollout.logs()),
     ]
     return "\n\n".join(parts)
+
+
+HEIGHT = 40
+"""Lines of a screen where stdout is no terminal."""
+FIRST = 3
+"""Lines of a message on a screen."""
+
+
+def screen_text(folder: Path, rollout: ShownRollout) -> str:
+    """Return a rollout as text that fits a screen: its outcome, its grades, how its conversation begins and ends."""
+    width, height = shutil.get_terminal_size((WIDTH, HEIGHT))
+    logs = {title: log.strip().rpartition("\n")[2] for title, log in rollout.logs()}
+    facts = {**rollout.opening(folder), **rollout.grading(), **logs}
+    head = [rollout.title, *(f"  {label:<25} {fact}" for label, fact in facts.items())]
+    blocks = [[title, *_beginning(content)] for title, content in rollout.blocks()]
+    # Of the beginning what the system and the user said, where there is room; below come a sentence and a prompt.
+    for opening in (2, 1, 0):
+        room = height - 3 - sum(len(block) + 1 for block in (head, *blocks[:opening]))
+        if room > FIRST + 2:
+            break
+    end = list[list[str]]()
+    for block in reversed(blocks[opening:]):
+        room -= len(block) + 1
+        if room < 0 and end:
+            break
+        end.insert(0, block)
+    left_out = len(blocks) - opening - len(end)
+    note: list[list[str]] = [[Sentence("cli.messages-left-out", count=left_out)]] if left_out > 0 else []
+    parts = (head, *blocks[:opening], *note, *end)
+    return "\n\n".join("\n".join(_cut(escape_line(line), width) for line in part) for part in parts)
+
+
+def _beginning(content: str) -> list[str]:
+    """Return the first lines of a text that hold something, and how many follow."""
+    lines = [f"    {line}" for line in content.split("\n") if line.strip()]
+    more = len(lines) - FIRST
+    return lines if more <= 1 else [*lines[:FIRST], f"    \u2026 {more:,} more lines"]
+
+
+def _cut(line: str, width: int) -> str:
+    """Return a line that is no wider than this."""
+    return line if cell_len(line) <= width else f"{set_cell_size(line, width - 1).rstrip()}\u2026"
 
 
 def _shortened(content: str) -> str:

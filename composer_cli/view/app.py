@@ -5,8 +5,8 @@ at the request of a page of this server.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
@@ -90,6 +90,8 @@ SIZE, CARDS, TABLE_ROWS = 50, 20, 20
 """Rollouts or tasks on a page, pairs, and rows of other tables."""
 MOST_TRAININGS = 60
 """Trainings whose curves are drawn on top of each other."""
+MOST_DIFFERING = 2
+"""Settings by which trainings of one arm are told apart."""
 MOST_BYTES = 64 * 1024
 """Length of a form that is read."""
 PAGES = ("run", "rollout", "step", "matrix", "compare", "curves", "chain")
@@ -310,7 +312,8 @@ class Pages:
         requested = [name for name in request.query_params.getlist("run") if name in trainings]
         newest = sorted(trainings, key=lambda name: trainings[name].started_at)[-1:]
         chosen = requested or [name for last in newest for name in _same_experiment(trainings, last)] or newest
-        drawn = [sections.training(Run(self._root / name)) for name in chosen[-MOST_TRAININGS:]]
+        runs = [Run(self._root / name) for name in chosen[-MOST_TRAININGS:]]
+        drawn = [replace(sections.training(run), arm=arm) for run, arm in zip(runs, _told_apart(runs), strict=True)]
         facts_of = [
             (name, str(training.config.get("arm", "")), training.config.get("seed"), training.status)
             for name, training in sorted(trainings.items(), key=lambda item: item[1].started_at, reverse=True)
@@ -464,6 +467,36 @@ def _experiment(training: RunFacts) -> tuple[str, str]:
     """Return model and environment of a training, by which its arms and seeds belong together."""
     env = training.config.get("env")
     return page.model_of(training), str(env.get("name") if isinstance(env, dict) else "")
+
+
+def _told_apart(trainings: Sequence[Run]) -> list[str]:
+    """Return the arm of each training; those of an arm that differ in more than the seed have what differs behind it.
+
+    The model that a training starts from may be another for every seed.
+    """
+    flat = {training.path.name: dict(_flat(training.manifest.config)) for training in trainings}
+    arms: dict[str, list[str]] = {}
+    for name, config in flat.items():
+        arms.setdefault(config.get("arm", ""), []).append(name)
+    apart = {}
+    for arm, names in arms.items():
+        keys = dict.fromkeys(key for name in names for key in flat[name] if not key.startswith(("seed", "policy.")))
+        differing = [key for key in keys if len({flat[name].get(key) for name in names}) > 1][:MOST_DIFFERING]
+        seeds = [(*map(flat[name].get, differing), flat[name].get("seed")) for name in names]
+        for name in names:
+            words = [f"{key.rpartition('.')[2]} {flat[name].get(key, 'none')}" for key in differing]
+            words += [name.rpartition("-")[2]] if len({*seeds}) < len(seeds) else []
+            apart[name] = ", ".join([arm, *words])
+    return [apart[name] for name in flat]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each setting by its dotted key, as text."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)
 
 
 # The arms of an evaluation.

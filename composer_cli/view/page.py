@@ -6,6 +6,7 @@ A saved report forbids scripts and requests by a policy of its own, as it is ope
 """
 
 import base64
+import json
 import math
 import re
 import shlex
@@ -42,7 +43,7 @@ from composer_cli.show.blocks import (
 from composer_cli.show.facts import METRICS, manifest_values
 from composer_cli.show.rollout import title_of
 from composer_cli.show.sections import SECTIONS, losses, section
-from composer_stages import STAGES, command_words, stages_of
+from composer_stages import STAGES, command_words, messages, stages_of
 from composer_stages.errors import BadInput
 from composer_stages.layout import age, counted, duration, escape_control_characters
 from composer_stages.runs import catalog, store
@@ -77,11 +78,12 @@ TITLES = METRICS | {
 
 @dataclass(frozen=True)
 class CurveLine:
-    """One line: the number of its arm's colour, an SVG path, and whether it is thin (a seed among several)."""
+    """One line: the number of its arm's colour, an SVG path, its steps and values, whether it is thin (one seed)."""
 
     label: str
     number: int
     path: str
+    points: str
     thin: bool = False
 
 
@@ -137,29 +139,25 @@ def _metric_chart(title: str, name: str, trainings: Sequence[Training], numbers:
             round(6 + (1 - (y - up[0]) / (up[-1] - up[0])) * (HEIGHT - BOTTOM - 6), 1),
         )
 
-    def path(points: Points) -> str:
+    def line(label: str, arm: str, points: Points, *, thin: bool = False) -> CurveLine:
         # Every n-th point and the last, which is the newest.
         drawn = points[:: math.ceil(len(points) / MOST_POINTS)]
         drawn = drawn if drawn[-1] == points[-1] else [*drawn, points[-1]]
-        return "M" + " L".join("{},{}".format(*position(x, y)) for x, y in drawn)
+        path = "M" + " L".join("{},{}".format(*position(x, y)) for x, y in drawn)
+        return CurveLine(label, numbers[arm], path, " ".join(f"{x:g}:{y:.4g}" for x, y in drawn), thin)
 
     seeds = {
         arm: [training for training in trainings if training.arm == arm]
         for arm in dict.fromkeys(training.arm for training in trainings)
     }
     lines = [
-        CurveLine(
-            f"arm {training.arm}, seed {training.seed}",
-            numbers[training.arm],
-            path(training.series[name]),
-            thin=len(some) > 1,
-        )
+        line(f"arm {training.arm}, seed {training.seed}", training.arm, training.series[name], thin=len(some) > 1)
         for some in seeds.values()
         for training in some
     ]
     for arm, some in seeds.items():
         if len(some) > 1 and len(mean := mean_of(training.series[name] for training in some)) > 1:
-            lines.append(CurveLine(f"arm {arm}, mean of {len(some)} seeds", numbers[arm], path(mean)))
+            lines.append(line(f"arm {arm}, mean of {len(some)} seeds", arm, mean))
     marks_x = [(position(mark, up[0])[0], f"{mark:g}") for mark in across if mark == int(mark)]
     marks_y = [(position(across[0], mark)[1], f"{mark:.4g}") for mark in up]
     last = trainings[0].series[name][-1][1] if len(trainings) == 1 else None
@@ -210,6 +208,8 @@ DEEPEST = 15
 """Levels of quotes and lists that are rendered, less than the limit of the parser (20)."""
 LEXERS = {"bash": "bash", "sh": "bash", "shell": "bash", "python": "python", "py": "python", "json": "json"}
 """The words after a fence that choose a lexer; none is guessed. Diffs have marks of our own."""
+ARGUMENTS = {"command": "bash", "cmd": "bash", "code": "python"}
+"""The languages of the arguments of tool calls, by their usual names."""
 FORMATTER = HtmlFormatter(nowrap=True)
 NO_MARKDOWN = ("link", "image", "autolink", "reference", "html_inline", "html_block", "entity", "escape", "lheading")
 """Rules that are off: what leads elsewhere, and what would hide characters that the model wrote."""
@@ -263,6 +263,13 @@ def _renderer() -> MarkdownIt:
         "highlight": lambda code, language, _: str(highlight_code(code, language)),
     }
     return MarkdownIt("commonmark", options).enable("table").disable(NO_MARKDOWN)
+
+
+def arguments(call: messages.ToolCall) -> dict[str, Markup]:
+    """Return the arguments of a tool call by name, as HTML, commands and code in colour; "" for what has no names."""
+    values = json.loads(call.arguments) if messages.is_object(call.arguments) else {"": call.arguments}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    return {name: highlight_code(text, ARGUMENTS.get(name, "")) for name, text in texts.items()}
 
 
 def highlight_code(code: str, language: str) -> Markup:
@@ -344,8 +351,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "duration": duration,
     "hue": hue,
     "kind": kind,
+    "arguments": arguments,
     "markdown": markdown,
     "marked": marked,
+    "parts": messages.read,
     "part": lambda text: quote(text, safe=""),
     "plain": plain,
     "position": position,

@@ -71,6 +71,15 @@ def gpu_free(device: "torch.device | str") -> int:
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
+def peak_memory(device: "torch.device") -> int:
+    """Return the most bytes that this process has held so far: of a GPU its tensors, on a CPU all of its memory."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def available(device: str, root: Path = Path("/")) -> int:
     """Return bytes: what is free on the GPU, or on the CPU this process' share of what limits allow.
 

@@ -37,6 +37,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_stages.backends.ranks import Ranks, join
+from composer_stages.backends.resources import peak_memory
 from composer_stages.errors import BadInput
 from composer_stages.gradients.per_row import by_length
 from composer_stages.policy import trials
@@ -259,6 +260,7 @@ class ComposedStep(AnyTrainer):
             loss = super().training_step(*args, **kwargs)
             if self.accelerator.sync_gradients:
                 self._reduce_gradients()
+                self._metrics["train"]["memory_gib"].append(peak_memory(self.accelerator.device) / 2**30)
         return loss
 
     def _reduce_gradients(self) -> None:

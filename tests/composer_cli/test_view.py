@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -34,6 +35,7 @@ from composer_cli.view.app import build, page_of
 from composer_cli.view.notes import Note
 from composer_cli.view.page import markdown
 from composer_stages.errors import UsageError
+from composer_stages.messages import MessageParts, ToolCall, write
 from composer_stages.rollouts.history import SUMMARY_REQUEST
 from composer_stages.rollouts.trace import pairs_with_states
 from composer_stages.runs import store
@@ -269,6 +271,56 @@ def test_curves_of_several_trainings_are_drawn_on_top_of_each_other(site: Site, 
     assert site.get(f"curves?run={RUNNING}").text.count("<body data-live>") == 1
 
 
+@pytest.mark.parametrize(
+    ("configs", "labels"),
+    [
+        (({"lr": 1}, {"lr": 2}), ["A, lr 1, seed 0", "A, lr 2, seed 0"]),
+        (({"size": {"lr": 1}}, {}), ["A, lr 1, seed 0", "A, lr none, seed 0"]),
+        (({}, {}), ["A, kata0, seed 0", "A, kata1, seed 0"]),
+        (({}, {"seed": 1}), ["A, seed 0", "A, seed 1", "A, mean of 2 seeds"]),
+        (({"policy": {"model": "a"}}, {"policy": {"model": "b"}, "seed": 1}), ["A, seed 0", "A, seed 1"]),
+        (({}, {"arm": "B", "lr": 2}), ["A, seed 0", "B, seed 0"]),
+    ],
+)
+def test_two_trainings_of_an_arm_are_told_apart_by_what_differs(
+    tmp_path: Path, configs: tuple[dict[str, Any], ...], labels: list[str]
+) -> None:
+    names = [f"train/20260103T03040{number}Z-kata{number}" for number in range(2)]
+    for name, config in zip(names, configs, strict=True):
+        folder = written(tmp_path, name, config={"arm": "A", "seed": 0, **config})
+        rows = [{"step": n, "reward": n / 7, "step_time": 2.0, "num_tokens": 10.0 * n**2} for n in range(1, 4)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = (
+        TestClient(build(tmp_path, "t"), base_url="http://127.0.0.1/t/").get(f"curves?run={'&run='.join(names)}").text
+    )
+    drawn = dict(zip(*[iter(re.findall(r'data-(?:label|points)="([^"]+)"', page))] * 2, strict=True))
+    assert list(drawn)[: len(labels)] == [f"arm {label}" for label in labels]
+    assert page.count('data-points="1:5 2:15 3:25"') >= 2, "tokens a second"
+
+
+def test_tool_calls_and_thoughts_are_shown_as_such(tmp_path: Path) -> None:
+    calls = (ToolCall("bash", '{"command": "ls <b>", "at": [1]}'), ToolCall("say", "plain <i>"))
+    spoken = write(MessageParts("I look.", calls, "Hm <u>."))
+    rows = [{"rollout_id": name, "task_id": "t", "num_steps": 1, "seed": 0} for name in ("r", "bad")]
+    steps = [
+        {"rollout_id": name, "step": 0, "new_messages_json": "[]", "action": action, "commands": ["ls <b>"]}
+        for name, action in (("r", spoken), ("bad", spoken + "x"))
+    ]
+    run = "collect/20260101T000000Z-kata-abcdef"
+    written(tmp_path, run, [(ROLLOUT, rows), (STEP, steps)])
+    client = TestClient(build(tmp_path, "t"), base_url="http://127.0.0.1/t/")
+    page = client.get(rollout_path(run, "r")).text
+    assert (
+        page.count('<div class="called md">') == 2
+        and page.count("tool call</span>") == 2
+        and "tool_call&gt;" not in page
+    )
+    assert "<b>bash</b>" in page and '<p class="role">at</p><pre>[1]</pre>' in page and "plain &lt;i&gt;" in page
+    assert "Hm &lt;u&gt;." in page.partition("<summary>thought</summary>")[2] and " None tokens" not in page
+    bad = client.get(rollout_path(run, "bad")).text
+    assert 'class="called' not in bad and "tool_call&gt;" in bad, "not what a recorded call looks like"
+
+
 def test_notes_are_saved_beside_the_run_shown_and_found(site: Site, artifacts: Path) -> None:
     name, (row, other, *_) = collected(artifacts), Run(artifacts / "collect" / "latest").rows(ROLLOUT)
     before = {path: path.read_bytes() for path in (artifacts / name).rglob("*") if path.is_file()}
@@ -394,7 +446,7 @@ def test_a_damaged_run_is_listed_and_its_pages_are_sentences(artifacts: Path, tm
 
 def test_a_training_under_way_is_drawn_and_shown_anew(site: Site, artifacts: Path) -> None:
     before = site.get(f"run/{RUNNING}").text
-    assert "<body data-live>" in before and '<path d="M' in before and "reward <b>0.5</b>" in before
+    assert "<body data-live>" in before and ' data-points="1:0.1 2:0.2 ' in before and "reward <b>0.5</b>" in before
     assert "entropy, nats <b>2</b>" in before, "one that stays the same is drawn, too"
     with (artifacts / RUNNING / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 6, "reward": 0.9}) + "\n")

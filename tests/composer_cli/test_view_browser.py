@@ -182,6 +182,30 @@ def test_a_training_under_way_is_drawn_anew_without_being_asked(site: Site, tab:
     assert before != "0.87"
 
 
+def test_a_curve_tells_its_values_and_is_smoothed(site: Site, tab: Tab) -> None:
+    tab.open(f"{site.url}run/{RUNNING}")
+    point = """(x => { const svg = document.querySelector('svg.curve'), box = svg.getBoundingClientRect();
+        svg.dispatchEvent(new PointerEvent('pointermove',
+            { bubbles: true, clientX: box.left + x * box.width, clientY: box.top + 9 }));
+        return svg.parentElement.querySelector('.readout').innerText.split(/\\s+/).join(' ').trim() })"""
+    assert re.fullmatch(r"step 1 0\.1", tab.value(f"{point}(0)")) and tab.value(
+        "document.querySelector('path.at') !== null"
+    )
+    drawn = "document.querySelector('svg.curve path[data-points]').getAttribute('d')"
+    before = tab.value(drawn)
+    slide = "(s => { s.value = 0.5; s.dispatchEvent(new Event('input', { bubbles: true })) })"
+    tab.value(f"{slide}(document.querySelector('.smooth input'))")
+    # The means of 0.1 and 0.2 with the weights 1/2 and 1, and so on.
+    assert tab.value(f"{point}(0.3)").startswith("step 2 0.2 (smoothed 0.1667)") and tab.value(drawn) != before
+    tab.value(
+        "document.dispatchEvent(new PointerEvent('pointermove')), document.body.dispatchEvent("
+        "new PointerEvent('pointermove', { bubbles: true }))"
+    )
+    assert tab.value("document.querySelector('.readout').hidden && !document.querySelector('path.at')")
+    tab.value("refresh()")
+    assert tab.value(drawn) != before, "smoothed after the page was shown anew"
+
+
 def test_a_hostile_transcript_does_nothing(site: Site, tab: Tab, artifacts: Path) -> None:
     saved = page.save(artifacts, page.chain(artifacts, [HOSTILE_RUN])).as_uri()
     rollout = rollout_path(HOSTILE_RUN, HOSTILE.replace("\x00", ""))

@@ -11,7 +11,6 @@ from support.elements import Elements
 from support.server import Reply, answer, serving
 
 import composer_post_training as composer
-from composer_cli.show import rollout as shown_rollouts, text
 from composer_post_training.results import OPEN_LINES, Difference, Evaluation, Rollout
 from composer_stages.runs import queries
 
@@ -84,11 +83,18 @@ def test_a_verdict_of_an_earlier_version_is_refused_and_not_empty(evaluation, tm
     assert "evaluate" in repr(run) and run._repr_html_().count("<table>") == 1
 
 
-def test_a_rollout_is_printed_as_the_command_line_prints_it(made: Path) -> None:
+@pytest.mark.parametrize(("lines", "columns"), [(24, 80), (40, 120), (60, 40)])
+def test_a_printed_rollout_fits_the_screen(
+    made: Path, monkeypatch: pytest.MonkeyPatch, lines: int, columns: int
+) -> None:
+    monkeypatch.setenv("LINES", str(lines))
+    monkeypatch.setenv("COLUMNS", str(columns))
     run = composer.find("collect", made)
     for rollout in run.rollouts():
-        assert str(rollout) == text.transcript_text(run.path, shown_rollouts.find(run, rollout.rollout_id), full=True)
-        assert "    cat solution.py" in str(rollout) and "\n" not in repr(rollout)
+        printed = str(rollout).splitlines()
+        assert len(printed) <= lines and max(map(len, printed)) <= columns
+        assert printed[0].startswith(rollout.rollout_id[:20]) and "\n" not in repr(rollout)
+        assert "submit" in printed[-2] or "more lines" in printed[-1] or "pass" in printed[-1], "its end"
         assert queries.outcome(rollout.row) == queries.rollout(run, rollout.rollout_id)[0]["outcome"]
 
 

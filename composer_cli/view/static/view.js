@@ -119,12 +119,94 @@ if (find) {
   });
 }
 
+// Curves: the values at the step below the pointer, and smoothing by a mean whose weights fall with every point behind.
+const parsed = new WeakMap();
+let smoothing = 0;
+
+function pointsOf(path) {
+  if (!parsed.has(path)) {
+    const values = path.dataset.points.split(" ").map((point) => point.split(":"));
+    const places = path.getAttribute("d").slice(1).split(" L").map((place) => place.split(",").map(Number));
+    parsed.set(path, places.map(([x, y], at) => ({ x, y, step: values[at][0], value: values[at][1] })));
+  }
+  return parsed.get(path);
+}
+
+function smooth() {
+  document.querySelectorAll(".smooth").forEach((control) => {
+    control.hidden = false;
+    control.querySelector("input").value = smoothing;
+    control.querySelector("output").textContent = smoothing ? smoothing.toFixed(2) : "none";
+  });
+  document.querySelectorAll("svg.curve path.raw").forEach((path) => path.remove());
+  document.querySelectorAll("svg.curve path[data-points]").forEach((path) => {
+    const points = pointsOf(path), draw = (y) => `M${points.map((point) => `${point.x},${y(point).toFixed(1)}`).join(" L")}`;
+    let mean = 0, place = 0, weight = 0;
+    for (const point of points) {
+      mean = smoothing * mean + (1 - smoothing) * point.value;
+      place = smoothing * place + (1 - smoothing) * point.y;
+      weight = smoothing * weight + 1 - smoothing;
+      [point.mean, point.place] = [mean / weight, place / weight];
+    }
+    path.setAttribute("d", draw((point) => point.place));
+    if (!smoothing || path.classList.contains("thin")) return;
+    const raw = path.cloneNode();
+    raw.removeAttribute("data-points");
+    raw.classList.add("raw");
+    raw.setAttribute("d", draw((point) => point.y));
+    path.before(raw);
+  });
+}
+
+function readOut(svg, pointer) {
+  const box = svg.getBoundingClientRect(), { width, height } = svg.viewBox.baseVal;
+  const across = (pointer - box.left) * width / box.width;
+  const nearest = (points) => points.reduce((best, point) => Math.abs(point.x - across) < Math.abs(best.x - across) ? point : best);
+  const drawn = [...svg.querySelectorAll("path[data-points]")].map((path) => [path, nearest(pointsOf(path))]);
+  const { x, step } = nearest(drawn.map(([, point]) => point));
+  const at = drawn.filter(([, point]) => Math.abs(point.x - x) < 3).sort((a, b) => a[1].y - b[1].y);
+  const line = document.createElementNS(svg.namespaceURI, "path"), readout = svg.parentElement.querySelector(".readout");
+  line.setAttribute("class", "at");
+  line.setAttribute("d", `M${x},6 L${x},${height - 22}${at.map(([, point]) => ` M${x - 2.5},${point.place} h5`).join("")}`);
+  svg.querySelector("path.at")?.remove();
+  svg.append(line);
+  readout.replaceChildren(`step ${step}`, ...at.slice(0, 12).map(([path, point]) => {
+    const row = document.createElement("div"), value = document.createElement("b");
+    row.className = (path.getAttribute("class") ?? "").replace("thin", "");
+    value.textContent = point.value;
+    const notes = [smoothing && `smoothed ${point.mean.toPrecision(4)}`, point.step !== step && `step ${point.step}`].filter(Boolean);
+    row.append(value, ` ${drawn.length > 1 ? path.dataset.label : ""} ${notes.length ? `(${notes.join(", ")})` : ""}`);
+    return row;
+  }), at.length > 12 ? `and ${at.length - 12} more` : "");
+  readout.hidden = false;
+  const place = x / width * box.width, right = place > box.width / 2;
+  readout.style.left = right ? "" : `${place + 12}px`;
+  readout.style.right = right ? `${box.width - place + 12}px` : "";
+}
+
+document.addEventListener("input", (event) => {
+  if (!event.target.closest(".smooth")) return;
+  smoothing = Number(event.target.value);
+  smooth();
+});
+for (const moved of ["pointermove", "pointerdown"]) document.addEventListener(moved, (event) => {
+  const svg = event.target.closest?.("svg.curve");
+  document.querySelectorAll(".readout:not([hidden])").forEach((readout) => {
+    if (readout.parentElement === svg?.parentElement) return;
+    readout.hidden = true;
+    readout.parentElement.querySelector("path.at")?.remove();
+  });
+  if (svg) readOut(svg, event.clientX);
+});
+smooth();
+
 async function refresh() {
   const answer = await fetch(location.href).catch(() => null);
   if (!answer?.ok) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("live");
   if (fresh) document.getElementById("live").replaceWith(document.adoptNode(fresh));
+  smooth();
   document.body.toggleAttribute("data-live", page.body.hasAttribute("data-live"));
 }
 

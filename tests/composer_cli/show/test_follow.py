@@ -67,7 +67,7 @@ def test_a_training_is_seen_step_by_step(tmp_path: Path) -> None:
     run = Run(runner.execute("train", {}, config, root=tmp_path, listener=listener).path)
     assert "No training step is finished yet." in seen[0]
     title, header, *rows = view(run).splitlines()
-    assert title.endswith("complete") and header.split()[:3] == ["step", "reward", "loss"]
+    assert title.endswith("complete") and header.split()[:5] == ["step", "reward", "tokens_per_s", "memory_gib", "loss"]
     assert [row.split()[0] for row in rows] == ["1", "2", "3"]
 
 

@@ -27,7 +27,7 @@ from composer_stages.training.plan import TrainPlan
 
 TOLERANCE = 1e-5
 STEP = {"steps": 2, "prompts_per_step": 4, "generations": 2, "learning_rate": 0.05, "threads": 1}
-APART = ("step_time", "entropy", "cispo_clip_ratio")
+APART = ("step_time", "memory_gib", "entropy", "cispo_clip_ratio")
 """Metrics that measure the machine, or that TRL takes the mean of over passes, of which processes have other ones."""
 AT_FIRST = ("dpo/accuracy",)
 """In step 1 the student is the reference, so that this counts the signs of margins that are 0 up to rounding."""
