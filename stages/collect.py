@@ -15,6 +15,8 @@ from pydantic import Field, model_validator
 from composer_stages.envs import task_table
 from composer_stages.envs.base import Task
 from composer_stages.errors import Incomplete
+from composer_stages.evaluation import task_rates
+from composer_stages.evaluation.task_rates import TaskCount
 from composer_stages.layout import counted
 from composer_stages.policy import PolicyConfig, available, kind_of, scripted
 from composer_stages.policy.base import BasicPolicy
@@ -148,14 +150,16 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         outcome += f"; of the turns teachers played {', '.join(f'{name} {turns[name]}' for name in turns)}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))
     head = ", ".join([*counts, outcome])
-    table, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
+    scored = [TaskCount(task.task_id, task.family, *account.by_task.get(task.task_id, (0, 0))) for task in tasks]
+    checked, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
     notes = [
         *answered_by(counted_checks.served, config.policy.model),
         *policy_notes(
             out.manifest.models["policy"] | ({"cut_prompts": cut} if (cut := counted_checks.cut_prompts) else {})
         ),
     ]
-    out.write_file("report.txt", "\n".join([f"{head}\n", table, *notes, advice]))
+    rates = [f"{rates}\n"] if (rates := task_rates.table(scored)) else []
+    out.write_file("report.txt", "\n".join([f"{head}\n", *rates, checked, *notes, advice]))
     if account.first_failure is not None:
         raise Incomplete("rollouts-failed", failed=failed, number=num, error=account.first_failure)
 

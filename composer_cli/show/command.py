@@ -12,6 +12,8 @@ from composer_cli.show import facts, rollout as rollouts, runs, text
 from composer_cli.show.follow import follow
 from composer_stages import STAGES
 from composer_stages.errors import BadInput, UsageError
+from composer_stages.evaluation import task_rates
+from composer_stages.evaluation.task_rates import TaskCount
 from composer_stages.runs import catalog, queries
 from composer_stages.runs.queries import RolloutFilter
 from composer_stages.runs.run import Run
@@ -104,4 +106,8 @@ def print_run(run: Run, name: str, chosen: RolloutFilter, number: int | None, *,
         counts = {"outcomes": page.outcomes, "passes": page.passes, "fitting": page.total}
         print_json({"manifest": manifest, **counts, "rollouts": page.rows})
     else:
-        print_text(text.run_page(run, text.index_text(page, chosen, name), page), text.OUTCOME_COLOURS)
+        rates = (
+            "" if chosen != RolloutFilter() else task_rates.table([TaskCount(*row) for row in queries.task_counts(run)])
+        )
+        listed = "\n\n".join(filter(None, [rates, text.index_text(page, chosen, name)]))
+        print_text(text.run_page(run, listed, page), text.OUTCOME_COLOURS)

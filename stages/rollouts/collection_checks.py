@@ -302,6 +302,8 @@ class Account:
     visible_pass: RunningMean = field(default_factory=RunningMean)
     passes: Counter[str] = field(default_factory=Counter)
     """By ground, "" for an unknown one."""
+    by_task: dict[str, list[int]] = field(default_factory=dict)
+    """Scored rollouts of each task, and those of them that passed."""
 
     def add(self, rollout: Row, steps: int) -> None:
         """Add one rollout and the number of its steps."""
@@ -315,6 +317,9 @@ class Account:
             self.first_failure = self.first_failure or f"{rollout['error_type']}: {rollout['error']}"
         if rollout["reward"] is not None:
             self.rewards.add(rollout["reward"])
+            counts = self.by_task.setdefault(rollout["task_id"], [0, 0])
+            counts[0] += 1
+            counts[1] += rollout["reward"] >= 1
         if (rollout["reward"] or 0) >= 1:
             self.passes[rollout["ground"] or ""] += 1
         if rollout["hidden_pass"] is not None and rollout["visible_pass"] is not None:

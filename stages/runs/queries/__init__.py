@@ -22,6 +22,7 @@ from composer_stages.runs.queries.rollouts import (
     rollout,
     rollout_ids,
     short_ids,
+    task_counts,
 )
 from composer_stages.runs.queries.views import OUTCOME, UNREADABLE, at_states, first_rows
 
@@ -54,5 +55,6 @@ __all__ = [
     "rollout_ids",
     "short_ids",
     "state_messages",
+    "task_counts",
     "tasks",
 ]

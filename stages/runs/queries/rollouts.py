@@ -119,6 +119,16 @@ def matrix(run: Run, offset: int = 0, size: int = 50) -> TaskMatrix:
     return TaskMatrix(total, offset, sorted({row["arm"] for row in items}, key=str), rows)
 
 
+def task_counts(run: Run) -> list[tuple[str, str | None, int, int]]:
+    """Return each task with its family, its scored rollouts and those that passed; empty for items of an evaluation."""
+    with open_views(run) as (connection, _, name):
+        if name != ROLLOUT.name:
+            return []
+        counted = "count(reward), count(*) FILTER (reward >= 1)"
+        question = f"SELECT task_id, any_value(family), {counted} FROM rollout GROUP BY task_id ORDER BY min(file_row)"
+        return connection.execute(question).fetchall()
+
+
 def short_ids(run: Run, ids: Sequence[str]) -> list[str]:
     """Return these ids of rollouts or items without what all ids of the run share; `rollout_ids` finds them by that."""
     with open_views(run) as (connection, _, name):

@@ -17,11 +17,14 @@ from composer_stages.runs.run import InputRef, Run, RunOutcome, read_manifest, w
 
 
 def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
-    head, facts, result, _, table, how = call(made, "show", "collect", COLUMNS="100").stdout.strip().split("\n\n")
+    head, facts, result, rates, _, table, how = (
+        call(made, "show", "collect", COLUMNS="100").stdout.strip().split("\n\n")
+    )
     path, decision = head.splitlines()
     assert path == str((made / "collect" / "latest").resolve())
     assert [line.split()[0] for line in facts.splitlines()] == ["status", "began", "models", "report"]
     assert "all 14 passed; 3 more need what was not recorded" in decision and "0 errors" in result
+    assert rates.splitlines()[-1].split()[:5] == ["all", "2", "tasks", "4", "0"]
     titles, *lines = table.splitlines()
     assert titles.split() == ["rollout", "reward", "outcome", "steps", "ended", "by", "prompt"]
     ids = [f"0000{task}#{sample}" for task in (0, 1) for sample in (0, 1)]
