@@ -47,13 +47,15 @@ from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.difference import Difference
 from composer_stages.evaluation.inference import ALPHA, MIN_GAIN, PairedTest, rate_interval
 from composer_stages.evaluation.outcomes import PASSED, PairedOutcomes, average_cells
-from composer_stages.formats.measurement import ScoreKind
+from composer_stages.formats.measurement import REWARD, ScoreKind
 from composer_stages.terms import SWE_BENCH, TERMINAL_BENCH
 
 COUNTING_AS_FAILED = frozenset({SWE_BENCH, TERMINAL_BENCH})
 """The environments whose own tables count what has no verdict as failed."""
 PERCENT, FEW_PERCENT = 100, 5
 """The top of a scale in percent, and the median above which scores are no shares of 1."""
+MARKS = (-1, -9, -99, -100, -999, -9999, 999, 9999)
+"""Values by which programs and judges mark that there is no score."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
         raise BadInput("comparison.no-scores", reasons=describe_reasons(reasons))
     if not config.scale:
         refuse_other_scales(matched)
+        refuse_marks(matched)
     low, high = (float(value) for value in (pc.min(scores).as_py(), pc.max(scores).as_py()))
     scale = find_scale(matched, (low, high), config)
     lower = direction.lower_is_better(matched, config.lower_is_better)
@@ -282,6 +285,24 @@ def refuse_other_scales(sides: Sequence[ReadLog]) -> None:
     percents = [name for name, top in tops.items() if 1 < top <= PERCENT and np.median(scores[name]) > FEW_PERCENT]
     if shares and percents:
         raise BadInput("comparison.scales-differ", first=shares[0], second=percents[0], top=tops[percents[0]])
+
+
+def refuse_marks(sides: Sequence[ReadLog]) -> None:
+    """Raise `BadInput` where one value lies apart from all others and is one by which programs mark that none is known.
+
+    Rewards have such values of their own.
+    """
+    for log in sides:
+        is_named = log.chosen != REWARD and all(kind.scale is None for kind in log.kinds(log.chosen))
+        values = np.asarray(log.items["score"].drop_null())
+        for mark in MARKS if is_named else ():
+            others = values[values != mark]
+            if len(others) == len(values) or len({*others}) < 2:
+                continue
+            number, low, high = len(values) - len(others), float(others.min()), float(others.max())
+            is_scale = high <= 1 or high == PERCENT or low >= 1  # as scores have, and numbers of other things do not
+            if low >= 0 and (high <= mark / PERCENT if mark > 0 else is_scale):
+                raise BadInput("comparison.mark", name=log.name, mark=mark, number=number, low=low, high=high)
 
 
 def find_scale(sides: Sequence[ReadLog], occurring: tuple[float, float], config: Config) -> tuple[float, float] | None:

@@ -153,6 +153,7 @@ class ReadLog:
     def settings(self) -> dict[str, frozenset[str]]:
         """Return every value that occurs in the logs of each setting by which logs may be made differently."""
         values: dict[str, set[str]] = {"system prompt": {*self.prompts}, "judge": {*self.judges}}
+        values["filter"] = {kind.filter for kind in self.kinds(self.chosen)} - {""}
         for log in self.logs:
             for name, value in {"environment": log.task, "task version": log.task_version, **log.settings}.items():
                 values.setdefault(name, set()).update([value] if value else [])
@@ -170,7 +171,7 @@ class ReadLog:
         with_it = pc.unique(of_log.filter(has_it))
         other = pc.and_(pc.is_in(of_log, pc.unique(of_log.filter(has_any))), pc.invert(pc.is_in(of_log, with_it)))
         log, notes = self, self.notes
-        if num := pc.sum(other).as_py():
+        if len(with_it) and (num := pc.sum(other).as_py()):
             log = self.kept(pc.invert(other))
             notes = (*notes, Sentence("comparison.other-scores-left-out", samples=num, score=name))
         items, score = log.items, log.counted(name)
@@ -623,5 +624,8 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
         id_columns=table.id_columns,
         numbered=table.numbered,
         judges=tuple(sorted(judges)),
-        notes=tuple(_errors_counted(*(items.filter(ended)[name].to_pylist() for name in ("state", "reason")))),
+        notes=(
+            *_errors_counted(*(items.filter(ended)[name].to_pylist() for name in ("state", "reason"))),
+            *(Sentence("comparison.weights-left-out", column=name) for name in table.weights),
+        ),
     )

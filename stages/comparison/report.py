@@ -44,9 +44,10 @@ Block = str | TextTable
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""
 SHOWN_PARTS = 15
-MEASURING = (
-    *("task version", "num_fewshot", "reducer", "doc_to_text", "description", "chat_template_sha"),
-    *("system_instruction_sha", "user simulator", "judge"),
+MEASURING = re.compile(
+    r"task version|num_fewshot|fewshot_\w+|reducer|doc_to_text|description|chat_template_sha|system_instruction_sha|"
+    r"dataset\w*|\w+_split|output_type|user simulator|policy|judge|filter|filter_list|.* options|"
+    r"(?:grader|judge|scorer|critic)\w* model"
 )
 """Settings by which two sides were asked or counted differently."""
 WIDTH = 100
@@ -176,8 +177,10 @@ def _decisions(comparison: "LogComparison") -> list[str]:
     lines += [SENTENCES.text("positions", comparison.ranking)] if comparison.ranking else []
     if (frontier := comparison.frontier) and len(comparison.sides) > 2:
         lines.append(SENTENCES.text("frontier", frontier))
-    apart = [setting for pairing in comparison.pairings for setting in pairing.settings if setting.name in MEASURING]
-    lines += [SENTENCES.text("measured_apart", list(map(describe_setting, apart)))] if apart else []
+    settings = (setting for pairing in comparison.pairings for setting in pairing.settings)
+    apart = [describe_setting(setting) for setting in settings if MEASURING.fullmatch(setting.name)]
+    apart += [describe_match(pairing.matched) for pairing in comparison.pairings if pairing.matched.num_reworded]
+    lines += [SENTENCES.text("measured_apart", apart)] if apart else []
     return list(map(escape_line, lines))
 
 
@@ -233,7 +236,7 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
         elif not comparison.scale:
             rows.append(("", SENTENCES.text("unbounded")))
     if matched := describe_match(pairing.matched):
-        rows.append(("matched", f"tasks were matched {matched}"))
+        rows.append(("matched", matched))
     if pairing.settings:
         rows.append(("settings", "; ".join(map(describe_setting, pairing.settings))))
     for cost in pairing.costs:

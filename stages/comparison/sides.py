@@ -1,6 +1,7 @@
 """The sides of a comparison: each has a name, and the same tasks have one name on all of them."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -148,12 +149,13 @@ class TaskMatch:
     """How the tasks of two sides were found to be the same.
 
     way: "" for their ids, "questions", or "bare" for the last part of their ids. num_reworded: tasks of the same id
-    whose questions differ, of `num_worded` whose questions are known.
+    whose questions differ, of `num_worded` whose questions are known. alike: ids that the other side writes otherwise.
     """
 
     way: str = ""
     num_reworded: int = 0
     num_worded: int = 0
+    alike: tuple[str, ...] = ()
 
 
 def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
@@ -167,9 +169,10 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
     shared, share = dict[str, int](), dict[str, float]()
     for way in ("", "questions", "bare"):
         if way == "bare":
-            keys[way] = [side[:0] if worded or share[""] >= ENOUGH_SHARED else _bare(side) for side in keys[""]]
+            all_ids, is_known = keys[""], worded or share[""] >= ENOUGH_SHARED
+            keys[way] = [side[:0] if is_known else _bare(side, all_ids) for side in all_ids]
         first, second = keys[way]
-        shared[way] = int(pc.sum(pc.is_in(second["key"], first["key"])).as_py() or 0)
+        shared[way] = pc.count_distinct(second["task"].filter(pc.is_in(second["key"], first["key"]))).as_py()
         share[way] = shared[way] / (min(map(len, keys[way])) or 1)
     agreeing, both_worded = _agreeing(base, candidate)
     # Ids that count the tasks of one file name other tasks in another: questions then pair more tasks than ids do.
@@ -193,7 +196,7 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
             task_second=candidate.items["task"][0].as_py(),
         )
     if not way:
-        return candidate, TaskMatch(way, both_worded - agreeing, both_worded)
+        return candidate, TaskMatch(way, both_worded - agreeing, both_worded, _alike(keys[""][0], keys[""][1], worded))
     first, second = keys[way]
     both = second.join(first, "key", join_type="inner", right_suffix="_base")
     at = pc.index_in(candidate.items["task"], both["task"])
@@ -204,6 +207,25 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
     tasks = pc.coalesce(both["task_base"].take(at), pc.if_else(same, candidate.items["task"], None), renamed)
     column = candidate.items.schema.get_field_index("task")
     return replace(candidate, items=candidate.items.set_column(column, "task", tasks)), TaskMatch(way)
+
+
+def _alike(base: pa.Table, candidate: pa.Table, worded: bool) -> tuple[str, ...]:
+    """Return ids of the first side alone that the other has in another writing.
+
+    Raises `BadInput` where both count the same number of tasks, one from 0 on and one from 1, and nothing says which is
+    which.
+    """
+    first, second = ({*side["key"].to_pylist()} for side in (base, candidate))
+    alone = [sorted(first - second, key=len), sorted(second - first, key=len)]
+    if not worded and [{*ids} for ids in sorted(alone)] == [{"0"}, {f"{len(first)}"}] and len(first) == len(second):
+        raise BadInput("comparison.ids-from-0-and-1", first=alone[0][0], second=alone[1][0])
+    written = {_plain(name) for name in alone[1]}
+    return tuple(name for name in alone[0] if _plain(name) in written)
+
+
+def _plain(name: str) -> str:
+    text = unicodedata.normalize("NFKC", name).casefold()
+    return re.sub(r"\s+|(?<!\d)0+(?=\d)|\.0$", "", text)
 
 
 def _ids(log: ReadLog) -> pa.Table:
@@ -217,10 +239,15 @@ def _asked(log: ReadLog) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(log.items["question"], log.items["task"], " ")
 
 
-def _bare(ids: pa.Table) -> pa.Table:
-    """Return every task with the last part of its id as the key; none where several have the same."""
+def _bare(ids: pa.Table, of_sides: Sequence[pa.Table]) -> pa.Table:
+    """Return every task with the last part of its id as the key; none where several have the same.
+
+    Neither where all ids are a name and a number, which counts the tasks of what is named.
+    """
     bare = pa.array([name.rpartition("/")[2] for name in ids["key"].to_pylist()], pa.string())
-    return pa.table({"key": bare, "task": ids["task"]}) if pc.count_distinct(bare).as_py() == len(ids) else ids[:0]
+    counting = (pc.match_substring_regex(side["key"], r".+/[a-z]{0,3}\d+$") for side in of_sides)
+    is_counted = all(pc.all(numbered).as_py() for numbered in counting)
+    return ids[:0] if is_counted or pc.count_distinct(bare).as_py() < len(ids) else ids.set_column(0, "key", bare)
 
 
 def _questions(log: ReadLog) -> pa.Table:

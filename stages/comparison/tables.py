@@ -30,7 +30,7 @@ from composer_stages.errors import BadInput, UsageError
 from composer_stages.formats import readers, reading
 from composer_stages.formats.base import Drop
 from composer_stages.formats.files import LFS, Source
-from composer_stages.formats.measurement import ScoreKind
+from composer_stages.formats.measurement import ENDED_IN_ERROR, ScoreKind
 from composer_stages.runs import store
 from composer_stages.words import Sentence
 
@@ -59,9 +59,16 @@ METRICS = ("metric", "metric_name", "scorer", "filter")
 CONTEXT = ("context", "passage", "choices", "options", "target", "reference", "gold", "expected", "ground_truth")
 """What two tasks may differ in that share a question."""
 SPACES = (
-    *("benchmark", "benchmark_name", "suite", "dataset", "dataset_name", "subset", "subset_name", "corpus", "source"),
-    *("eval", "eval_name", "subtask", "task", "task_name", "split", "config", "config_name", "section"),
-    *("language", "lang", "locale", "domain", "level", *FAMILIES),
+    *(
+        f"{space}{end}"
+        for space in (
+            *("benchmark", "bench", "suite", "dataset", "data_set", "collection", "corpus", "subset", "source", "env"),
+            *("environment", "eval", "evaluation", "subtask", "task", "test_set", "test", "split", "config", "section"),
+            *("part", "track", "group", "language", "lang", "locale", "domain", "level"),
+        )
+        for end in ("", "_name", "_type", "_config")
+    ),
+    *("type", *FAMILIES),
 )
 """Columns that tell tasks apart whose ids are the same."""
 QUESTIONS = ("question", "prompt", "problem", "input", "query", "instruction")
@@ -74,10 +81,19 @@ COSTS = {
 """Columns of what a row cost, by those of items."""
 JUDGES = ("judge", "judge_model", "judge_name", "judge_id", "grader", "rater", "annotator")
 """Columns of who scored a row."""
-ERRORS = ("error", "error_type", "error_message", "exception")
+ERRORS = ("error", "error_type", "error_message", "exception", "exception_type", "exception_info", "traceback")
 """Columns of what ended a row's sample."""
-NO_ERROR = r"(?i)^\s*(?:[-+\d.e]*|false|true|none|null|nan|no|ok|success)\s*$"
+NO_ERROR = r"(?i)^\s*(?:[-+\d.e]*|false|true|none|null|nan|no|ok|success|\[\]|\{\})\s*$"
 """What such a column holds where nothing did, and numbers, which are a metric."""
+FLAGS = ("errored", "is_error", "has_error", "timed_out", "crashed", "cancelled", "canceled", "infra_error")
+"""Columns that are true of samples that ended in an error."""
+STATUSES = (
+    *("status", "state", "outcome", "result", "failure_mode", "failure_reason", "error_code", "status_code"),
+    *(f"{end}_{of}" for end in ("finish", "stop", "end", "exit", "termination") for of in ("reason", "status")),
+    *("stop_condition", "terminated_by"),
+)
+"""Columns of how samples ended, where a word of `ENDED_IN_ERROR` is an error, and any other a verdict or an end."""
+WEIGHTS = ("weight", "weights", "sample_weight", "item_weight")
 SHARED = re.compile(
     r"(?:(?:source|parent)_)?(?:doc|document|passage|context|article|story|paragraph|section|page|paper|book|url|"
     r"template|scenario|group|cluster|parent|family|dialog(?:ue)?|conversation|image|video|repo|repository|project)s?"
@@ -139,6 +155,9 @@ KNOWN = frozenset(
         *QUESTIONS,
         *JUDGES,
         *ERRORS,
+        *FLAGS,
+        *STATUSES,
+        *WEIGHTS,
         *chain(*COSTS.values()),
     )
 )
@@ -150,7 +169,7 @@ class ScoreTable:
 
     id_columns: of the task's id, which is that of the last one within the others. numbered: ids are numbers beside
     questions, which then tell what the tasks are. groups: columns whose values tasks may share. judges: who
-    scored each row, null where that is not recorded.
+    scored each row, null where that is not recorded. weights: columns of weights that differ.
     """
 
     texts: Mapping[str, pa.ChunkedArray | pa.Array]
@@ -160,6 +179,7 @@ class ScoreTable:
     numbered: bool
     groups: Mapping[str, pa.ChunkedArray | pa.Array]
     judges: pa.ChunkedArray | pa.Array
+    weights: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.texts["task"])
@@ -211,7 +231,7 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         **{name: _costs(table, names, is_csv(source.path.name)) for name, names in COSTS.items()},
         "judge": first(JUDGES),
         "model": pc.if_else(_is_empty(model), None, model),
-        "reason": pc.if_else(pc.match_substring_regex(first(ERRORS), NO_ERROR), None, first(ERRORS)),
+        "reason": _errors(texts, first(())),
         "task": tasks,
         "family": first(FAMILIES, *id_columns),
         "unit": texts[columns.unit] if columns.unit else first(()),
@@ -233,9 +253,9 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
     kinds = tuple(ScoreKind(name, "" if name in VERDICTS else name) for name in scores)
     if metrics is not None:
         cells, scores, kinds = _by_metric(cells, scores, metrics)
-    return ScoreTable(
-        cells, scores, kinds, id_columns, numbered, {name: cells[name] for name in shared}, cells["judge"]
-    )
+    groups = {name: cells[name] for name in shared}
+    weights = tuple(name for name in WEIGHTS if name in texts and pc.count_distinct(texts[name]).as_py() > 1)
+    return ScoreTable(cells, scores, kinds, id_columns, numbered, groups, cells["judge"], weights)
 
 
 # Files.
@@ -364,13 +384,14 @@ def _load_json(path: str, source: Source, columns: Columns) -> pa.Table:
             table = table.select(columns.choose(path, table.column_names))
             if not any(_is_changed(field, columns) for field in table.schema):
                 return table
-    cells, texts, num = dict[str, list[str | None]](), dict[str, set[int]](), 0
+    cells, texts, names, num = dict[str, list[str | None]](), dict[str, set[int]](), dict[str, None](), 0
     for item in source.records(EXACT):
         if isinstance(item, Drop):
             raise BadInput("comparison.line-no-json", path=path, line=item.line, detail=item.detail)
         line, record = item
         if not isinstance(record, dict):
             raise BadInput("comparison.line-no-object", path=path, line=line)
+        names |= dict.fromkeys(record)
         for name in filter(columns.reads, record):
             for leaf, value in _leaves(name, record[name], columns):
                 if isinstance(value, Twice):
@@ -385,8 +406,7 @@ def _load_json(path: str, source: Source, columns: Columns) -> pa.Table:
         for row, id_text in enumerate(cells[name] if as_text else ()):
             if id_text in as_text and row not in texts[name]:
                 raise BadInput("comparison.id-as-number-and-text", path=path, row=row + 1, column=name, id=id_text)
-    # Names of the fields and of what is in them; a field is there where anything of it is.
-    columns.choose(path, list(dict.fromkeys(name.partition(".")[0] for name in cells)))
+    columns.choose(path, list(names))
     return _of_texts([*cells], [column + [None] * (num - len(column)) for column in cells.values()])
 
 
@@ -568,6 +588,15 @@ def _numbers(column: pa.ChunkedArray, is_csv: bool) -> pa.ChunkedArray:
             column = pc.coalesce(pa.array([*WORDS.values()]).take(number.combine_chunks()), column)
     values = pc.cast(column, pa.float64())
     return pc.if_else(pc.is_finite(values), values, None)
+
+
+def _errors(texts: Mapping[str, Any], none: Any) -> Any:
+    """Return what ended the sample of each row, where that is an error; none: null in every row."""
+    says, of = pc.match_substring_regex, texts.keys()
+    named = [pc.if_else(says(texts[name], NO_ERROR), None, texts[name]) for name in ERRORS if name in of]
+    named += [pc.if_else(says(texts[name], "(?i)^(?:true|1)$"), name, None) for name in FLAGS if name in of]
+    named += [pc.if_else(says(texts[name], ENDED_IN_ERROR), texts[name], None) for name in STATUSES if name in of]
+    return pc.coalesce(*named, none)
 
 
 def _costs(table: pa.Table, names: Sequence[str], is_csv: bool) -> Any:

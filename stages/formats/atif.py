@@ -116,7 +116,9 @@ def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLo
     # Harbor leaves out of its own statistics what an exception of certain kinds (an API's limit, a lost machine) made
     # of no worth, although the verifier wrote a number.
     is_void = bool(scores) and trial.get("reward_valid") is False
-    measured = MeasuredSample(scores, State.INVALID if is_void else None)
+    source, task = trial.get("source"), trial.get("task_name")
+    measured = MeasuredSample(scores, State.INVALID if is_void else None, item=f"{source}/{task}" if source else "")
+    measured.asked = store.digest([task, trial["task_checksum"]])[:16] if trial.get("task_checksum") else ""
     reward = None if is_void or not log else scores.get(alone(log, scores) or "")
     # An exception that was followed by a verdict is only how the rollout ended.
     problem = _exception(trial) or {}
@@ -124,7 +126,6 @@ def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLo
         problem = {"exception_type": INVALID_REWARD, "exception_message": Sentence("formats.invalid-reward")}
     has_verdict = not is_void and any(value is not None for value in scores.values())
     failed = bool(problem) and not has_verdict
-    task = trial.get("task_name")
     times = [step["timestamp"] for step in steps if step.get("timestamp")]
     # `trajectory_id` names a document since 1.7. Before, only `session_id` exists, which continuations and sub-agents
     # share with the document that they belong to; the digest of the steps makes the id unique.
@@ -132,7 +133,7 @@ def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLo
     of_agent = ((trial.get("agent_info") or {}).get("model_info") or {}).get("name")
     return Trajectory(
         task_id=str(task or ""),
-        env=str(trial.get("source") or NAME),
+        env=str(source or NAME),
         opening=opening,
         turns=turns,
         own_id=f"{session}/{store.digest(steps)[:8]}" if session else None,

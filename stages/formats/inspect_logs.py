@@ -39,6 +39,7 @@ from composer_stages.formats.measurement import (
     State,
     as_settings,
     reason_of,
+    unread,
 )
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, small_file
@@ -137,6 +138,10 @@ def _log(record: Record) -> MeasuredLog:
     status = record.get("status", "started")
     settings = (about.get("model_generate_config") or {}) | ((record.get("plan") or {}).get("config") or {})
     settings |= {name: config.get(name) for name in LIMITS} | _changed(record.get("config_updates") or [])
+    settings |= {f"{role} model": _models(models) for role, models in (about.get("model_roles") or {}).items()}
+    options = {str(scorer.get("name")): scorer.get("options") for scorer in about.get("scorers") or []}
+    settings |= {f"{name} options": values or None for name, values in options.items()}
+    settings |= {"solver": about.get("solver"), "dataset": (about.get("dataset") or {}).get("name")}
     version = str((about.get("packages") or {}).get("inspect_ai") or "")
     reduced = {"reducer": ", ".join(reducers)} if reducers and reducers != ["mean"] else {}
     return MeasuredLog(
@@ -150,6 +155,10 @@ def _log(record: Record) -> MeasuredLog:
         None if status == "success" else str(status),
         tuple(reported),
     )
+
+
+def _models(models: Any) -> str:
+    return ", ".join(str(each.get("model")) for each in (models if isinstance(models, list) else [models]))
 
 
 def _changed(updates: Iterable[Record]) -> dict[str, str]:
@@ -220,6 +229,8 @@ def _rollout(record: Record, sample: Record) -> Trajectory:
     measured = MeasuredSample(
         _scores(record, scores), epoch=sample.get("epoch"), item=repr(sample["id"]), before=_before(scores)
     )
+    if all(value is None for value in measured.scores.values()):
+        measured.reason = unread({name: score.get("value") for name, score in scores.items()})
     usage = (sample.get("model_usage") or {}).get(about["model"]) or {}
     marked = (sample.get("metadata") or {}).get("composer") or {}
     # The writer noted the type of an error; Inspect's own is a message (text in old logs) and tracebacks.

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
-from composer_stages.formats.measurement import Aggregate, MeasuredLog, MeasuredSample, Reported, ScoreKind, as_settings
+from composer_stages.formats.measurement import (
+    Aggregate,
+    MeasuredLog,
+    MeasuredSample,
+    Reported,
+    ScoreKind,
+    as_settings,
+    unread,
+)
 from composer_stages.formats.reports import task_of
 from composer_stages.runs import store
 
@@ -38,6 +46,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     model = "/".join(folders[at + 1 : -2]) or None
     results = Path(*folders[:at], "results", *folders[at + 1 : -2], origin.path.name)
     names = tuple(scored)
+    scores = {name: float(value) if isinstance(value, bool | int | float) else None for name, value in scored.items()}
     yield Trajectory(
         task_id=f"{task}/{store.digest(question.split())[:12]}",
         env=task,
@@ -45,9 +54,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         model=model,
         statement=question,
         log=origin.log((task, names), lambda: _log(task, model, names, origin.sidecars.description(results))),
-        measured=MeasuredSample(
-            {name: float(value) if isinstance(value, bool | int | float) else None for name, value in scored.items()}
-        ),
+        measured=MeasuredSample(scores, reason="" if any(v is not None for v in scores.values()) else unread(scored)),
         unscored=True,
     )
 

@@ -11,6 +11,8 @@ Format read from EleutherAI/lm-evaluation-harness, `lm_eval/loggers/evaluation_t
 `api/metrics.py` of versions 0.4.9 and 0.4.13, and files that it wrote.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +34,7 @@ from composer_stages.formats.measurement import (
     Reported,
     ScoreKind,
     as_settings,
+    unread,
 )
 from composer_stages.formats.reports import TIME, task_of, time_of
 from composer_stages.runs import store
@@ -60,8 +63,15 @@ UNVERSIONED = "Yaml"
 """What stands for the version of a task that declares none."""
 BYPASS = "bypass"
 """The metric of `--predict_only`, which is 999 for every document."""
-KEPT = ("doc_id", "doc", "doc_hash", "metrics", *METRICS)
+KEPT = ("doc_id", "doc", "doc_hash", "prompt_hash", "metrics", *METRICS)
 """What lines of a document's other filters, and those that wait for them, keep beside their metrics."""
+OF_RESULTS = ("chat_template_sha", "system_instruction_sha", "fewshot_as_multiturn")
+OF_CONFIG = (
+    *("dataset_path", "dataset_name", "dataset_kwargs", "test_split", "validation_split", "fewshot_split"),
+    *("output_type", "generation_kwargs", "repeats", "filter_list"),
+    *("target_delimiter", "fewshot_delimiter", "gen_prefix"),
+)
+"""What the results say of how a task was asked, and what its configuration does."""
 OF_A_FOLDER = ("model", "sampling", "directions")
 """What the results of another run in the same folder say of a model's samples."""
 FILTERS = "filters"
@@ -112,7 +122,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     }
     names = tuple((metric, used) for used, values in filters.items() for metric in values)
     log = origin.log((task, names), lambda: _log(task, names, about))
-    measured = MeasuredSample()
+    measured = MeasuredSample(asked=str(record.get("prompt_hash") or ""))
     for kind in log.kinds:
         value = filters[kind.filter].get(kind.metric)
         if kind.metric != BYPASS:
@@ -122,8 +132,10 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
             measured.scores[kind.name] = float(value) if isinstance(value, int | float) else None
             if kind.how in WEIGHTED and isinstance(weight, int | float):
                 measured.weights[kind.name] = float(weight)
+    if all(value is None for value in measured.scores.values()):
+        measured.reason = unread({kind.name: filters[kind.filter].get(kind.metric) for kind in log.kinds})
     yield Trajectory(
-        task_id=f"{task}/{str(record.get('doc_hash') or record['doc_id'])[:16]}",
+        task_id=f"{task}/{(record.get('doc_hash') or _hash(record['doc']))[:16]}",
         env=task,
         family=task,
         model=about.get("model"),
@@ -134,6 +146,11 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         task_data={"doc": record["doc"]},
         extra={"doc_id": record["doc_id"]},
     )
+
+
+def _hash(document: Any) -> str:
+    """Return the program's own digest of a document, which lines have since 2024-07."""
+    return hashlib.sha256(json.dumps(document, indent=2, ensure_ascii=False).encode()).hexdigest()
 
 
 def _task(origin: Origin, about: Record) -> str:
@@ -163,7 +180,7 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
             reported += _of_groups(name, reported_as, task, about)
     shots = about.get("n-shot") or {}
     settings = {**(about.get("sampling") or {}), **({"num_fewshot": {task: shots[task]}} if task in shots else {})}
-    settings |= {name: about.get(name) for name in ("chat_template_sha", "system_instruction_sha")}
+    settings |= {name: about.get(name) for name in OF_RESULTS} | {name: config.get(name) for name in OF_CONFIG}
     prompts = {name: config.get(name) for name in ("doc_to_text", "description") if isinstance(config.get(name), str)}
     # Templates are long: their digests tell them apart.
     settings |= {name: store.digest(text)[:8] for name, text in prompts.items() if text}

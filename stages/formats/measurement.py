@@ -17,12 +17,20 @@ from composer_stages.runs import store
 REWARD = "reward"
 """The score of a program that has one verdict and no name for it."""
 MAY_BE_LOWER = re.compile(
-    r"(?<![a-z])(perplexity|ppl|nll|loss|entropy|bits_per_\w+|wer|cer|ter|brier|mae|mse|rmse|ece|latency|error_rate|"
-    r"bias|stereotype|toxicity|cost|price|seconds|duration|runtime|time|errors?$|hallucinations?|distance|divergence|"
-    r"regret|violations?|fail(?:ure)?s?(?:_rate)?|false_(?:positives?|negatives?)|fpr|fnr|mape)(?![a-z])",
+    r"(?<![a-z])(perplexity|ppl|nll|neg_log_\w+|(?:log)?loss|entropy|surprisal|bits_per_\w+|bp[bc]|[wctmde]er|rtf|"
+    r"brier|m[as]e|rmse|mape|crps|fid|ece|kl(?:_div)?|divergence|distance|levenshtein|deviation|error_rate|err(?:or)?s?$|"
+    r"wrong|incorrect|mistakes?|miss(?:es|_rate)?|fail(?:ure)?s?(?:_rate)?|failed$|false_(?:positives?|negatives?)|fpr|"
+    r"fnr|bias|stereotype|toxicity|harm(?:ful(?:ness)?)?|unsafe|risk|attack_success\w*|asr|jailbr\w+|refusals?|"
+    r"over_?refusals?|sycophancy|contamination|hallucinat(?:ions?|ed)|regret|regressions?|penalty|violations?|cost|price|"
+    r"latency|seconds|duration|runtime|time|(?<!reciprocal_)rank$|gap$|steps$|turns$|tokens$|retries$)(?![a-z])",
     re.IGNORECASE,
 )
 """Names of metrics of which lower values are better by most definitions. Logs that do not say so are asked about."""
+ENDED_IN_ERROR = (
+    r"(?i)^(?:[a-z]+[ _-])*(?:\w*err(?:or)?(?:s|ed)?|\w*time[d _-]*out|\w*exception|crash\w*|cancel\w*|abort\w*|killed|"
+    r"oom|interrupt\w*)(?:_?error)?$|^[45]\d\d$"
+)
+"""How a sample ended, in the words of programs and of HTTP, where that is an error and no verdict."""
 NO_SCORE, CANCELLED = "no score", "cancelled"
 LONGEST_REASON = 120
 MEASURED = "measured"
@@ -81,8 +89,9 @@ class ScoreKind:
     @property
     def may_be_lower(self) -> bool:
         """Return whether lower values are better, or the name has that meaning and the log does not say."""
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.metric or self.name)
         return self.higher_is_better is not True and (
-            self.higher_is_better is False or bool(MAY_BE_LOWER.search(self.metric or self.name))
+            self.higher_is_better is False or bool(MAY_BE_LOWER.search(words))
         )
 
     def called(self, name: str) -> bool:
@@ -162,7 +171,8 @@ class MeasuredSample:
     scores and error (`reading.completed`). epoch: or trial. weights: of the scores that a program aggregates by
     weight. before: scores that a person has changed, as they were scored. attempt: key of the evaluation's sample and
     epoch, where the source plays failed samples again. item: the source's own name of the task, by which `compare`
-    tells apart what was asked in the same words. asked: a digest of the question.
+    tells apart what was asked in the same words. asked: a digest of what was asked, where a source has one that says
+    more than the question.
     """
 
     scores: dict[str, float | None] = field(default_factory=dict)
@@ -189,6 +199,13 @@ def alone(log: MeasuredLog, scores: Mapping[str, float | None], chosen: str = ""
     names = [*dict.fromkeys([*named, *scores])]
     mains = [name for name in names if log.kind(name).main]
     return mains[0] if len(mains) == 1 else names[0] if len(names) == 1 else None
+
+
+def unread(values: Mapping[str, Any]) -> str:
+    """Return that a value which is there is no number, for a sample without any score; empty where none is there."""
+    name, value = next(((name, value) for name, value in values.items() if value is not None), ("", None))
+    text = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else repr(value)
+    return shortened(f"{name} is {text}", LONGEST_REASON // 3) if name else ""
 
 
 def reason_of(error: tuple[str, str]) -> str:

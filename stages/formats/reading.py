@@ -4,6 +4,7 @@
 first (`secrets.py`).
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +21,7 @@ from composer_stages.formats import FORMATS, readers
 from composer_stages.formats.base import INSTANCE, MALFORMED, Drop, Origin, Reader, Trajectory, family_of
 from composer_stages.formats.files import Source
 from composer_stages.formats.measurement import (
+    ENDED_IN_ERROR,
     NO_SCORE,
     REWARD,
     UNCOUNTED,
@@ -240,11 +242,14 @@ def _measure(trajectory: Trajectory, origin: Origin, reader: Reader) -> None:
         measured.scores = {REWARD: trajectory.reward}
     elif measured.scores and measured.state not in UNCOUNTED:
         trajectory.reward = measured.scores.get(alone(trajectory.log, measured.scores, origin.sidecars.score) or "")
-    if question := trajectory.statement or first_question(trajectory.opening):
+    question = trajectory.statement or first_question(trajectory.opening)
+    if question and not measured.asked:
         measured.asked = store.digest(question.split())[:16]
     if measured.state is None:
         has_score = any(value is not None for value in measured.scores.values())
         measured.state = State.SCORED if has_score and not error else State.MISSING
+    if measured.state == State.SCORED and re.match(ENDED_IN_ERROR, ended := trajectory.terminated_by or ""):
+        measured.state, measured.reason = State.SCORED_WITH_ERROR, ended
     if measured.state in UNCOUNTED and not measured.reason:
         measured.reason = reason_of(error) if error else NO_SCORE
 

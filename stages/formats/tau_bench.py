@@ -23,6 +23,7 @@ from composer_stages.formats.measurement import (
 )
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.formats.reports import stem
+from composer_stages.runs import store
 
 NAME = "tau-bench"
 INFRASTRUCTURE, SKIPPED = "infrastructure_error", "skipped"
@@ -35,9 +36,13 @@ def is_result(record: Any) -> bool:
 
 def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a simulation; the file's name is the only trace of its model."""
-    task = (record.get("info") or {}).get("task") or {}
+    info = record.get("info") or {}
     domain = next((name for name in ("airline", "retail") if name in stem(origin.path)), NAME)
-    yield _rollout(domain, record, record["traj"], record["reward"], record["trial"], task.get("instruction"))
+    statement = (info.get("task") or {}).get("instruction")
+    rollout = _rollout(domain, record, record["traj"], record["reward"], record["trial"], statement)
+    # What the program caught: a request that failed, which it records with the reward 0.
+    rollout.error = ("error", str(info["error"])) if info.get("error") else None
+    yield rollout
 
 
 def is_run(record: Any) -> bool:
@@ -51,7 +56,9 @@ def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     domain = (info.get("environment_info") or {}).get("domain_name") or NAME
     agent = info.get("agent_info") or {}
     user = (info.get("user_info") or {}).get("llm")
+    policy = (info.get("environment_info") or {}).get("policy")
     settings = {**(agent.get("llm_args") or {}), "user simulator": user, "max_steps": info.get("max_steps")}
+    settings |= {"policy": policy and store.digest(policy)[:8], "git_commit": info.get("git_commit")}
     about = origin.sidecars.description(origin.path).get("metrics") or {}
     log = origin.log("", lambda: _log(domain, agent.get("llm"), settings, about.get("avg_reward")))
     for simulation in record["simulations"]:

@@ -145,10 +145,12 @@ def _result_log(env: str, about: Record) -> MeasuredLog:
     numbers = [average] if isinstance(average, int | float) else []
     # Of all rollouts of the run, of which a file may hold a part.
     count = examples * rollouts if isinstance(examples, int) and isinstance(rollouts, int) else None
+    versions = about.get("version_info") or {}
     return MeasuredLog(
         NAME,
-        str(about.get("version") or ""),
+        str(versions.get("vf_version") or about.get("version") or ""),
         env,
+        str(versions.get("env_version") or ""),
         model=about.get("model"),
         kinds=(ScoreKind(),),
         settings=as_settings({**(about.get("sampling_args") or {}), **(about.get("env_args") or {})}),

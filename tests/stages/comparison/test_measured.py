@@ -4,6 +4,7 @@ Numbers of programs were printed by inspect_ai 0.3.285 (`eval()` of a scorer wit
 (`lm_eval.api.metrics`), swebench 5.0.2 (`make_run_report`), and harbor 0.26.0 (`harbor.metrics.mean.Mean`).
 """
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -478,6 +479,19 @@ def test_simulations_that_the_infrastructure_ended_are_missing(tmp_path: Path) -
     path = document(tmp_path / "a.json", {"info": info, "tasks": [], "simulations": simulations})
     comparison = compared(path, path)
     assert missing(comparison)[0] == {"infrastructure_error": 3} and means(comparison) == [0.8, 0.8]
+    first = [
+        {
+            "task_id": at,
+            "trial": 0,
+            "reward": float(at > 3),
+            "traj": talk[1:],
+            "info": {"task": {"instruction": f"{at}"}},
+        }
+        | ({"traj": [], "info": {"error": "RateLimit", "traceback": ""}} if at < 3 else {})
+        for at in range(8)
+    ]  # as run.py of tau-bench 1 writes what it caught
+    path = document(tmp_path / "airline.json", first)
+    assert missing(compared(path, path))[0] == {"RateLimit": 3}
 
 
 def test_sides_that_were_not_measured_alike_are_named_first_or_refused(tmp_path: Path) -> None:
@@ -610,6 +624,49 @@ def test_metrics_of_helm_have_the_directions_of_its_schemas(
     assert compared(path, path).sides[0].score == score and compared(path, path).lower_is_better == lower
     unknown = helm(tmp_path / "other", ("num_bytes", "my_loss"))
     refused(lambda: compared(unknown, unknown), BadInput, "my_loss", code="comparison.direction-unknown")
+
+
+def test_a_document_is_known_by_its_content_and_a_value_that_is_no_score_by_its_writing(tmp_path: Path) -> None:
+    line = {"filter": "none", "metrics": ["acc"]}
+    rows = [{**line, "acc": at % 2, "doc": {"q": f"{at} é"}, "prompt_hash": f"{at:064x}"} for at in range(8)]
+    hashed = [{**row, "doc_hash": lm_eval_hash(row["doc"])} for row in rows]
+    shuffled = [{**row, "doc_hash": None, "prompt_hash": f"b{at}"} for at, row in enumerate(reversed(rows))]
+    a, b = (lm_eval(tmp_path / name, lines) for name, lines in (("a", hashed), ("b", shuffled)))
+    comparison = compared(a, b)
+    assert (comparison.differences[0].num_tasks, comparison.differences[0].wins) == (8, 0)
+    assert "8 of 8 tasks" in report.text(comparison).split("\n\n")[0], "other prompts"
+    texts = lm_eval(tmp_path / "c", [{**row, "acc": "1"} for row in rows])
+    refused(lambda: compared(texts, texts), BadInput, code="comparison.no-scores", reasons="16 acc is '1'")
+    lists = {"metrics": ["acc", "each"], "each": [True, False]}
+    both = lm_eval(tmp_path / "d", [{**row, **lists} for row in rows])
+    refused(lambda: compared(both, both, score="each"), BadInput, code="comparison.no-scores")
+    graded = inspect(tmp_path / "e.json", scored("A", *[at % 2 for at in range(8)]))
+    assert missing(compared(graded, graded))[0] == {"match is 'A'": 1}
+
+
+def lm_eval_hash(document: Mapping[str, Any]) -> str:
+    """`hash_string(json.dumps(doc, indent=2, default=..., ensure_ascii=False))` of lm_eval 0.4.13, evaluator.py."""
+    return hashlib.sha256(json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8")).hexdigest()
+
+
+def test_other_judges_solvers_and_versions_of_tasks_are_named(tmp_path: Path) -> None:
+    about = [
+        {"model_roles": {"grader": {"model": f"judge-{name}"}}, "scorers": [{"name": "match", "options": {"o": name}}]}
+        | {"solver": f"solver-{name}", "dataset": {"name": f"d-{name}"}}
+        for name in "ab"
+    ]
+    a, b = (inspect(tmp_path / f"{at}.json", scored(1, 0, 1, 0), **of) for at, of in enumerate(about))
+    text = " ".join(report.text(compared(a, b)).split())
+    assert all(f"{word}-a and {word}-b" in text for word in ("judge", "solver", "d")) and "match options" in text
+    for name in ("x", "y"):
+        for at in range(8):
+            source, task = f"bench{at // 4}", {"task_name": f"t{at % 4}", "task_checksum": f"{name}{at}"}
+            ended = {"exception_info": {"exception_type": "AgentTimeoutError"}} if at < 2 else {}
+            trial(tmp_path / name, at, {"reward": 1.0}, source=source, **task, **ended)
+    comparison = compared(tmp_path / "x", tmp_path / "y")
+    assert comparison.differences[0].num_tasks == 8, "tasks of two sources have the same names"
+    assert "8 of 8 tasks" in report.text(comparison).split("\n\n")[0], "of other checksums"
+    assert "2 samples counted" in comparison.sides[0].notes[0] and "AgentTimeoutError" in comparison.sides[0].notes[0]
 
 
 def test_rollouts_of_a_judge_and_skipped_simulations_are_no_zeros(tmp_path: Path) -> None:

@@ -255,14 +255,15 @@ def long_form(path: Path, gain: int, metrics: Mapping[str, Any], seeds: int = 1)
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_row_of_each_metric_is_a_score_of_each(tmp_path: Path, seeds: int) -> None:
-    metrics = {"accuracy": lambda at, gain: (at % 2) | gain, "steps": lambda at, gain: at - gain}
+    metrics = {"accuracy": lambda at, gain: (at % 2) | gain, "points": lambda at, gain: at - gain}
     a, b = (long_form(tmp_path / f"{name}.csv", gain, metrics, seeds) for name, gain in (("a", 0), ("b", 1)))
-    refused(lambda: compared(a, b), BadInput, code="comparison.several-scores", shared=["accuracy", "steps"])
-    assert compared(a, b, score="accuracy")[:2] == (20, 0.5) and compared(a, b, score="steps")[:2] == (20, -1.0)
+    refused(lambda: compared(a, b), BadInput, code="comparison.several-scores", shared=["accuracy", "points"])
+    assert compared(a, b, score="accuracy")[:2] == (20, 0.5) and compared(a, b, score="points")[:2] == (20, -1.0)
     one = long_form(tmp_path / "c.csv", 1, {"accuracy": metrics["accuracy"]}, seeds)
     assert compared(a, one)[:2] == (20, 0.5), "the one that both have"
     loss = [
-        long_form(tmp_path / f"{name}.csv", gain, {"val_loss": metrics["steps"]}) for name, gain in (("d", 0), ("e", 1))
+        long_form(tmp_path / f"{name}.csv", gain, {"val_loss": metrics["points"]})
+        for name, gain in (("d", 0), ("e", 1))
     ]
     refused(lambda: compared(*loss), BadInput, code="comparison.direction-unknown", metrics=["val_loss"])
     refused(lambda: compared(one, loss[0]), BadInput, code="comparison.several-scores", shared=[])
@@ -372,3 +373,66 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = made(tmp_path / "a.parquet", [{"id": "t", "score": 1}] * 50)
     path.write_bytes(path.read_bytes()[:-20])
     refused(lambda: read(path), BadInput, "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "ended", "well"),
+    [
+        *(("status", "error", "ok"), ("state", "cancelled", "done"), ("finish_reason", "timeout", "stop")),
+        *(("termination_reason", "AgentTimeoutError", ""), ("status_code", 500, 200), ("timed_out", True, False)),
+        *(("error", {"type": "X"}, {}), ("exception_type", "OSError", None)),
+    ],
+)
+def test_what_ended_in_an_error_is_named_beside_its_score(tmp_path: Path, column: str, ended: Any, well: Any) -> None:
+    rows = [{"id": at, "score": 0, column: ended if at < 5 else well} for at in range(20)]
+    (note,) = read(made(tmp_path / "a.jsonl", rows)).notes
+    assert note.startswith("5 samples counted")
+    verdicts = [{"id": at, "score": at % 2, "status": ["failed", "passed"][at % 2]} for at in range(20)]
+    assert not read(made(tmp_path / "b.jsonl", verdicts)).notes, "words that are verdicts"
+
+
+@pytest.mark.parametrize(
+    ("mark", "others", "refuses"),
+    [
+        *((-1, [0, 1], True), (-1, [3, 9], True), (999, [0, 1], True), (-1, [0, 100], True)),
+        *((-1, [1], False), (-1, [0, 7], False), (-1, [-0.5, 1], False), (9, [0, 1], False)),
+    ],
+)
+def test_a_value_that_marks_what_has_no_score_is_asked_about(
+    tmp_path: Path, mark: int, others: list[float], refuses: bool
+) -> None:
+    values = [*others * 10, mark]
+    a, b = (made(tmp_path / f"{n}.csv", [{"id": i, "score": v} for i, v in enumerate(values)]) for n in "ab")
+    if refuses:
+        refused(lambda: compared(a, b), BadInput, "--scale", code="comparison.mark", mark=mark, number=1)
+    assert compared(a, b, scale="-1,999")[0] == len(values)
+    reward = made(tmp_path / "c.csv", [{"id": i, "reward": v} for i, v in enumerate(values)])
+    assert refuses or compared(a, reward)[0] == len(values)
+
+
+def test_ids_in_other_writings_are_named_and_those_from_0_and_from_1_refused(tmp_path: Path) -> None:
+    names = ["café", "A1", "01", "x y", "7"], ["cafe\u0301", "a1", "1", "xy", "7"]
+    sides = [[*own, *map(str, range(100, 120))] for own in names]
+    a, b = (
+        made(tmp_path / f"{side}.csv", [{"id": name, "score": 1} for name in ids])
+        for side, ids in zip("ab", sides, strict=True)
+    )
+    config = Config(paths=[str(a), str(b)])
+    (pairing,) = compare(read_sides(config.paths), config)[0].pairings
+    assert pairing.matched.alike == tuple(sorted(names[0][:4], key=len)), "none of them is matched"
+    zero, first = (made(tmp_path / f"{k}.csv", [{"id": i + k, "score": 1} for i in range(30)]) for k in (0, 1))
+    refused(lambda: compared(zero, first), BadInput, code="comparison.ids-from-0-and-1", first="0", second="30")
+    shop, air = (
+        made(tmp_path / f"{domain}.csv", [{"id": f"{domain}/{i}", "score": 1} for i in range(30)])
+        for domain in ("shop", "air")
+    )
+    refused(lambda: compared(shop, air), BadInput, code="comparison.other-tasks", same_ids=0)
+    assert compared(zero, air)[2] == "bare"
+
+
+def test_weights_are_named_and_a_refusal_lists_every_column(tmp_path: Path) -> None:
+    weighed = made(tmp_path / "a.csv", [{"id": i, "score": 1, "weight": i} for i in range(9)])
+    assert "weight" in read(weighed).notes[0]
+    nested = made(tmp_path / "b.jsonl", [{"question_id": i, "pass@1": 1.0, "graded_list": [True]} for i in range(9)])
+    columns = ["question_id", "pass@1", "graded_list"]
+    refused(lambda: read(nested), BadInput, "--score", code="comparison.no-table", columns=columns)
