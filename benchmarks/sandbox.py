@@ -1,11 +1,13 @@
 """What a rollout costs in a sandbox, beside the bubblewrap environment that mini-swe-agent brings along.
 
-    python benchmarks/sandbox.py [--number 100] [--threads 1]
+    python benchmarks/sandbox.py rollouts [--number 100] [--threads 1]
+    python benchmarks/sandbox.py processor [--number 100]
 
-Needs `pip install --no-deps mini-swe-agent python-dotenv platformdirs`.
+The first needs `pip install --no-deps mini-swe-agent python-dotenv platformdirs`.
 """
 
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,7 +69,32 @@ def rollouts(number: int = 100, threads: int = 1) -> Iterator[Claim]:
     yield measured(f"{claim}, times", *ratio(spent[theirs], spent[ours]), n=len(spent[ours]), goal=">= 2")
 
 
-CASES = {"rollouts": rollouts}
+def processor(number: int = 100) -> Iterator[Claim]:
+    """Processor time of a rollout of kata without its model, the programs in its sandboxes included."""
+    probe("bubblewrap")
+    spent: dict[str, list[float]] = {"played": [], "played and graded": []}
+    for task in KataEnv().tasks("train", number, 0):
+        for what, blocks in spent.items():
+            before, environment = _processor_s(), KataEnv()
+            environment.reset(task)
+            for command in COMMANDS:
+                environment.step(fenced(command))
+            if what != "played":
+                environment.grade()
+            environment.close()
+            blocks.append(1000 * (_processor_s() - before))
+    for what, blocks in spent.items():
+        claim = f"a kata rollout of five commands, {what}: processor time"
+        yield measured(claim, *ratio(blocks, [1.0] * number), n=number, unit="ms")
+
+
+def _processor_s() -> float:
+    """Return seconds of processor time of this process and of its children that have ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+CASES = {"rollouts": rollouts, "processor": processor}
 
 
 if __name__ == "__main__":
