@@ -47,7 +47,8 @@ class RolloutLimitsSettings(TypedDict, total=False):
     context_tokens: int | None
     """Longest prompt and answer together, as counted by the server or a tokenizer, else by UTF-8 bytes as a bound."""
     cost_usd: float | None
-    """What a rollout may cost; the answer that reaches the limit is the last."""
+    """What a rollout may cost; the answer that reaches the limit is the last. Without prices and without a limit of the
+    run, all rollouts together may cost as much."""
 
 class InFlightSettings(TypedDict, total=False):
     rollouts: int

@@ -176,7 +176,7 @@ def _play(config: Config, out: RunWriter) -> tuple[list[Task], list[LiveRollout]
     rollouts = [LiveRollout(task, index, config.seed) for task in tasks for index in range(config.samples)]
     config.tell_of_fewer(tasks, len(rollouts), out)
     sandbox = make().sandbox
-    with Serving(out, [config.policy, *config.players()]) as serving:
+    with Serving(out, [config.policy, *config.players()], rollout_usd=config.limits.cost_usd) as serving:
         student = serving.open(config.policy)
         teachers = {teacher.name: (teacher, serving.open(teacher)) for teacher in config.players()}
         by_name = {**{name: teacher for name, (_, teacher) in teachers.items()}, "policy": student}

@@ -317,7 +317,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         if kind_of(arm.policy) == "local":
             available.check(arm.policy)  # before another arm has played for hours
     following = reporting.log_units(config.report_to, out, out.manifest.label)
-    with following, Serving(out, [arm.policy for arm in played_arms]) as serving:
+    with following, Serving(out, [arm.policy for arm in played_arms], rollout_usd=config.limits.cost_usd) as serving:
         # Each look has its share of alpha, so that looking several times does not raise the rate of false verdicts.
         for part, level in zip(looks, levels(len(looks)), strict=True):
             part_tasks = [tasks[index] for index in part]
@@ -345,7 +345,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     make = config.opener()
     tasks = config.draw(make, config.tasks)
     played_arms = arms(inputs, config)
-    with Serving(out, [arm.policy for arm in played_arms]) as serving:
+    with Serving(out, [arm.policy for arm in played_arms], rollout_usd=config.limits.cost_usd) as serving:
         for part in parts(len(tasks), config.looks):
             for arm in played_arms:
                 part_tasks = [tasks[index] for index in part]

@@ -30,12 +30,21 @@ class Serving(AbstractContextManager["Serving"]):
     One server runs at a time, since it may take all of a GPU; models with one base, such as the arms of an evaluation,
     share it. policies: all policies that will be opened, whose adapters the server must have room for. rank: rank of
     the adapter under training, 0 for a training of all weights, None without a training. loras: concurrent versions of
-    that adapter; vLLM delays requests for a further version until requests for the first have ended.
+    that adapter; vLLM delays requests for a further version until requests for the first have ended. rollout_usd: what
+    one rollout may cost, which is what all may cost where no price is known and nothing else limits the run.
     """
 
     def __init__(
-        self, out: RunWriter, policies: Sequence[PolicyConfig], *, rank: int | None = None, loras: int = 1
+        self,
+        out: RunWriter,
+        policies: Sequence[PolicyConfig],
+        *,
+        rank: int | None = None,
+        loras: int = 1,
+        rollout_usd: float | None = None,
     ) -> None:
+        if all(config.price is None for config in policies):
+            out.budget.unpriced_limit = rollout_usd
         self._out, self._policies = out, [config for config in policies if config.served]
         self._rank, self._loras = rank, loras
         self._server: ModelServer | None = None

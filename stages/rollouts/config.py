@@ -20,14 +20,15 @@ class RolloutLimits(Settings):
     context_tokens: int | None = Field(default=None, gt=0)
     """Longest prompt and answer together, as counted by the server or a tokenizer, else by UTF-8 bytes as a bound."""
     cost_usd: float | None = Field(default=None, gt=0)
-    """What a rollout may cost; the answer that reaches the limit is the last."""
+    """What a rollout may cost; the answer that reaches the limit is the last. Without prices and without a limit of
+    the run, all rollouts together may cost as much."""
 
     def notes(self, max_steps: int) -> tuple[str, ...]:
         """Return the limits in words, for a plan."""
         words = [counted(max_steps, "step")]
         words += [f"{self.wall_s:g} s"] if self.wall_s is not None else []
         words += [f"{self.context_tokens:,} tokens of context"] if self.context_tokens is not None else []
-        words += [f"{self.cost_usd:g} USD"] if self.cost_usd is not None else []
+        words += [f"{self.cost_usd:g} USD (without prices, all of them together)"] if self.cost_usd is not None else []
         return (f"a rollout at most {', '.join(words)}",)
 
 

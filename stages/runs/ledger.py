@@ -92,6 +92,8 @@ class Budget:
         if limit is not None and not (math.isfinite(limit) and limit >= 0):  # no comparison with NaN is ever true
             raise UsageError("runs.max-cost-invalid", limit=limit)
         self.limit, self.path = limit, path
+        self.unpriced_limit: float | None = None
+        """What calls of unknown price may cost in all where there is no limit, as nobody has allowed more."""
         self.spent, self.possibly = 0.0, 0.0
         self.understated, self.understated_usd = 0, 0.0
         """Calls whose server billed less than they cost by our own count, and the difference."""
@@ -128,6 +130,13 @@ class Budget:
                 raise Incomplete(
                     "runs.budget-spent", limit=self.limit, spent=self.spent, possibly=self.possibly, bound=usd or 0.0
                 )
+            if (
+                usd is None
+                and self.unpriced_limit is not None
+                and self.limit is None
+                and self.spent >= self.unpriced_limit
+            ):
+                raise Incomplete("runs.unpriced-limit-reached", limit=self.unpriced_limit, spent=self.spent)
             self.calls += 1
             self._open.add(self.calls, usd)
             return Reservation(self.calls, usd, {"call": self.calls, "reserved": usd, **about})

@@ -22,10 +22,11 @@ from composer_stages.policy.base import FINAL, PolicyConfig, Sample, Turn
 from composer_stages.policy.endpoint import REFUSALS, START, EndpointPolicy, HostLimit, host_limit
 from composer_stages.policy.reading import UNUSABLE
 from composer_stages.policy.requests import QUESTION
+from composer_stages.policy.serving import Serving
 from composer_stages.policy.token_counts import tokenizer
 from composer_stages.runs.activity import Notice
 from composer_stages.runs.ledger import Budget
-from composer_stages.runs.run import AnswerFolders
+from composer_stages.runs.run import AnswerFolders, Manifest, RunWriter
 from composer_stages.stopping import Interrupted, stopped_by
 
 
@@ -350,6 +351,30 @@ def test_unknown_prices_are_refused_under_a_limit_unless_written_down(tmp_path: 
             ask_all(policy, turns(*map(str, range(6))))
     assert len(server.requests) == 2
     assert budget.spent == 2.0
+
+
+@pytest.mark.parametrize(
+    ("more", "asked"),
+    [({}, 2), ({"price": "unknown"}, 6), ({"usd_per_mtok_in": 0.0, "usd_per_mtok_out": 0.0}, 6), ({"usd": 0.0}, 6)],
+    ids=["unpriced", "known to be unknown", "priced", "free"],
+)
+def test_a_limit_of_one_rollout_limits_all_whose_price_nobody_told(
+    tmp_path: Path, more: dict[str, Any], asked: int
+) -> None:
+    """Seven rollouts of 0.05 USD ended none of their limits of 0.10 USD, and nothing said that 0.35 were spent."""
+    usd = more.pop("usd", 0.05)
+    bill = {"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": usd}}
+    out = RunWriter(
+        tmp_path / "run", Manifest(composer="0", stage="s", stage_version=1, fingerprint="0"), cache=tmp_path
+    )
+    with serving(lambda body, n: Reply(body=answer("x", **bill))) as server:
+        config = PolicyConfig(model="m", base_url=server.url, max_tokens=64, concurrency=1, **more)
+        ends = pytest.raises(Incomplete) if asked < 6 else nullcontext()
+        with Serving(out, [config], rollout_usd=0.1) as opened, ends:
+            policy = opened.open(config)
+            for turn in turns(*"abcdef"):
+                ask_all(policy, [turn])
+        assert len(server.requests) == asked and out.budget.spent == pytest.approx(usd * asked)
 
 
 def test_a_bill_never_exceeds_its_reservation_for_any_script(tmp_path: Path) -> None:
