@@ -175,14 +175,13 @@ def read_charge(
     except (ValueError, RecursionError):
         body = None
     error = body.get("error") if isinstance(body, Mapping) else None
-    places = [entry for entry in (body, error) if isinstance(entry, Mapping)]
-    bills = [source["usage"] for source in places if isinstance(source.get("usage"), Mapping)]
-    bills += [{"cost": source["cost"]} for source in places if "cost" in source]
-    bills += [{"cost": told_usd}] if told_usd is not None else []
-    if not any(type(value) in (int, float) and value != 0 for bill in bills for value in bill.values()):
+    places = [entry for entry in (body, error) if isinstance(entry, Mapping)] or [{}]
+    usages = [usage for place in places if isinstance(usage := place.get("usage"), Mapping)]
+    told = [told_usd, *map(places[0].get, COSTS), *map(places[-1].get, COSTS), *(n for u in usages for n in u.values())]
+    if not any(type(value) in (int, float) and value != 0 for value in told):
         return 0.0 if free else None
     try:
-        costs = [cost({"usage": bill}, [], bounds, config) for bill in bills]
+        costs = [cost(place, [], bounds, config, told_usd) for place in places]
     except STOPS:
         raise
     except BaseException:  # what a call cost must be known to be unknown, whatever its body does to a reader

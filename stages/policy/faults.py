@@ -173,13 +173,10 @@ _UNITS = {"ms": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minut
 
 def told_wait_s(headers: Mapping[str, str], fault: Fault) -> float | None:
     """Return how many seconds a server asks to wait, in any of the fields that servers have for it; None for none."""
-    for name in ("retry-after-ms", "x-ms-retry-after-ms"):
-        if (wait := _duration_s(f"{headers.get(name, '')}ms")) is not None:
-            return wait
-    if (wait := _duration_s(headers.get("retry-after", ""))) is not None:
-        return wait
-    if fault.wait_s is not None:
-        return fault.wait_s
+    told = [f"{headers[name]}ms" for name in ("retry-after-ms", "x-ms-retry-after-ms") if name in headers]
+    told += [headers.get("retry-after", "")]
+    if (first := next((wait for text in told if (wait := _duration_s(text)) is not None), fault.wait_s)) is not None:
+        return first
     resets = [name for name in headers if re.search(r"ratelimit.*reset", name)]
     spent = [name for name in resets if headers.get(name.replace("reset", "remaining"), "").strip() == "0"]
     waits = [wait for name in spent or resets if (wait := _duration_s(headers[name])) is not None]

@@ -31,7 +31,6 @@ def _ask_for_a_token(config: PolicyConfig) -> None:
         CallError,
         Client,
         FatalError,
-        Forbidden,
         MissingModel,
         RefusedField,
         WebPage,
@@ -48,9 +47,7 @@ def _ask_for_a_token(config: PolicyConfig) -> None:
         return
     except (WebPage, MissingModel) as error:
         raise background.run(client.explained(error)) from None
-    except Forbidden as error:
-        raise error.permanent from None
     except FatalError:
         raise
     except CallError as error:
-        raise InfrastructureError("policy.server-not-available", error=str(error)) from None
+        raise error.permanent or InfrastructureError("policy.server-not-available", error=str(error)) from None
