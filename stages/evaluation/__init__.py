@@ -17,6 +17,7 @@ sentences.py - templates of sentences, filled from records
 words.py     - the sentences of verdict.jinja about a verdict
 document.py  - `verdict.json`, written and read
 report.py    - text for a terminal, and a chart
+task_rates.py - pass rates by task, for the reports of `collect` and `show`
 
 What an experiment would show, before it is paid for, and what a finished one could have shown:
 task_model.py - rates of rollouts, and the correlations that follow
