@@ -46,7 +46,8 @@ FLIPS = 20
 SHOWN_PARTS = 15
 MEASURING = re.compile(
     r"task version|num_fewshot|fewshot_\w+|reducer|doc_to_text|description|chat_template_sha|system_instruction_sha|"
-    r"dataset\w*|\w+_split|output_type|user simulator|policy|judge|filter|filter_list|.* options|"
+    r"dataset\w*|hf_\w+|\w+_splits?|few_shots_\w+|num_fewshots|output_type|method|instructions|global_prefix|"
+    r"chain_of_thought_prefix|user simulator|policy|judge|filter|filter_list|.* options|"
     r"(?:grader|judge|scorer|critic)\w* model"
 )
 """Settings by which two sides were asked or counted differently."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from composer_stages import json_text
 from composer_stages.formats.base import FIELDS, Origin, Reader, Record, Trajectory
+from composer_stages.formats.measurement import REWARD, MeasuredSample, State
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.words import Sentence
 
@@ -55,14 +56,17 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     opening, turns = split_turns(
         [message({**m, "role": _first(m, COLUMNS["role"]), "content": _first(m, COLUMNS["content"])}) for m in raw]
     )
-    task, resolved, reward = (
-        _first(record, names) for names in (COLUMNS["task"], COLUMNS["resolved"], COLUMNS["reward"])
-    )
+    task, resolved, reward = (_first(record, COLUMNS[name]) for name in ("task", "verdict", "reward"))
     # Some sets write the verdict as 0 or 1.
     if resolved in (0, 1) and not isinstance(resolved, str):
         resolved = bool(resolved)
     elif resolved is not None:
         raise TypeError(Sentence("formats.resolved-not-boolean", resolved=f"{resolved!r:.40}"))
+    measured = MeasuredSample()
+    if reward in (0, 1) and resolved is not None and reward != resolved:
+        reason = f"reward {reward}, and {'' if resolved else 'not '}resolved"
+        measured = MeasuredSample({REWARD: float(reward)}, State.INVALID, reason)
+        reward = resolved = None
     yield Trajectory(
         task_id="" if task is None else str(task),
         opening=opening,
@@ -70,6 +74,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         own_id=_first(record, COLUMNS["own_id"]),
         model=_first(record, COLUMNS["model"]),
         statement=_first(record, COLUMNS["statement"]),
+        measured=measured,
+        unscored=measured.state is not None,
         reward=None if reward is None else float(reward),
         resolved=resolved,
         submission=_first(record, COLUMNS["submission"]),

@@ -26,6 +26,20 @@ from composer_stages.runs import store
 
 NAME = "lighteval"
 
+OF_TASK = (
+    *(
+        "hf_repo",
+        "hf_subset",
+        "hf_revision",
+        "evaluation_splits",
+        "few_shots_split",
+        "few_shots_select",
+        "num_fewshots",
+    ),
+    *("generation_size", "stop_sequence", "num_samples"),
+)
+"""What the configuration of a task says of how it was asked."""
+
 
 def recognises(record: Any) -> bool:
     """Whether a record is a row of details: metrics, and a document or the prompt that was made of it."""
@@ -68,6 +82,7 @@ def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) ->
     # Metrics that are computed together have a direction each.
     directions |= {name: way for found in directions.values() if isinstance(found, dict) for name, way in found.items()}
     settings = {name: general.get(name) for name in ("num_fewshot_seeds", "max_samples", "generation_parameters")}
+    settings |= {name: configured.get(name) for name in OF_TASK}
     reported = (
         Reported(name, name, float(results[name]), Aggregate.SAMPLES, count=configured.get("effective_num_docs"))
         for name in names

@@ -225,5 +225,6 @@ def reason_of(error: tuple[str, str]) -> str:
 
 
 def as_settings(values: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return settings as texts, those that are null left out."""
-    return {name: str(value) for name, value in (values or {}).items() if value is not None}
+    """Return settings as texts, those that are null left out; of a long one its digest."""
+    texts = {name: str(value) for name, value in (values or {}).items() if value is not None}
+    return {name: text if len(text) <= LONGEST_REASON else store.digest(text)[:8] for name, text in texts.items()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from composer_stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, find_instance
+from composer_stages.formats.measurement import MeasuredSample
 from composer_stages.formats.messages import context, exchanges
 from composer_stages.formats.reports import stem
 from composer_stages.messages import Message
@@ -51,7 +52,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     if record.get("mask_sample"):
         error = str(record.get("error_kind") or "masked"), Sentence("formats.rollout-masked")
     elif response.get("error"):
-        error = "error", str(response["error"])
+        problem = response["error"]
+        error = "error", str(problem.get("message") or problem if isinstance(problem, dict) else problem)
     names = [stem(origin.path), *(parent.name for parent in origin.path.parents)]
     # The environment is the agent's, else by the file's name where it is no general one, else by the folder's.
     env = (record.get("agent_ref") or {}).get("name")
@@ -81,7 +83,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         resolved=resolved if isinstance(resolved, bool) else None,
         unscored="reward" in record,
         submission=record.get("model_patch") or metadata.get("model_patch"),
-        terminated_by=reason,
+        terminated_by=reason or record.get("error_kind"),
+        measured=MeasuredSample(item="" if number is None else str(number)),
         error=error,
         sampling={name: request.get(name) for name in ("temperature", "top_p", "max_output_tokens")},
         prompt_tokens=usage.get("input_tokens") or None,

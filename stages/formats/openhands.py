@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from composer_stages.formats.base import FIELDS, INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.measurement import MeasuredSample, State
 from composer_stages.formats.messages import arguments_text, call, context, message, spoken, text
 from composer_stages.formats.reports import stem
 from composer_stages.messages import Message, MessageParts, ToolCall, write
@@ -23,6 +24,7 @@ from composer_stages.runs import store
 NAME = "openhands"
 MISSING = frozenset({missing.PARSE, missing.OPENING})
 OF_A_RUN = {"test_result", "git_patch", "instruction", "instance_id", "metadata", "metrics"}
+HARNESS_FAILURES = ("error_eval", "test_timeout")
 NAMES: dict[str, Any] = FIELDS["openhands"]
 
 
@@ -53,6 +55,9 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     report = record.get("report") or result.get("report") or {}
     resolved = report.get("resolved") if isinstance(report, dict) else None
     passed = result.get("result") if resolved is None else None
+    # The harness counts what it could not evaluate as unresolved.
+    failures = [name for name in HARNESS_FAILURES if isinstance(report, dict) and report.get(name)]
+    measured = MeasuredSample(state=State.SCORED_WITH_ERROR, reason=failures[0]) if failures else MeasuredSample()
     usage = metrics.get("accumulated_token_usage") or {}
     # OpenHands writes `output.jsonl`; a file of another name is taken to be named after its data set.
     file_env = stem(origin.path) if stem(origin.path) != "output" else NAME
@@ -67,7 +72,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         turns=turns,
         model=(about.get("llm_config") or about.get("llm") or {}).get("model") or about.get("model_name"),
         statement=row.get("problem_statement") or issue.get("body") or None,
-        reward=float(passed) if isinstance(passed, bool) else None,
+        measured=measured,
+        reward=float(passed) if passed in (0, 1) else None,
         resolved=None if resolved is None else bool(resolved),
         submission=result.get("git_patch", record.get("git_patch")),
         terminated_by=turns[-1].finish_reason if turns and turns[-1].finish_reason == "length" else None,

@@ -669,6 +669,40 @@ def test_other_judges_solvers_and_versions_of_tasks_are_named(tmp_path: Path) ->
     assert "2 samples counted" in comparison.sides[0].notes[0] and "AgentTimeoutError" in comparison.sides[0].notes[0]
 
 
+def openhands(**result: Any) -> dict[str, Any]:
+    history = [{"action": "message", "source": "user", "args": {"content": "fix it"}}]
+    return {"instruction": "x", "history": history, "test_result": {"git_patch": "p", **result}}
+
+
+def gym(at: int, **more: Any) -> dict[str, Any]:
+    return {"responses_create_params": {"input": [user("play")]}, "_ng_task_index": at, "reward": 0.0, **more}
+
+
+def chat(**verdict: Any) -> dict[str, Any]:
+    return {"messages": [user("a"), assistant("b")], **verdict}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "lost", "ended"),
+    [
+        (lambda at: openhands(report={"resolved": False, "error_eval": at < 2}), {}, "error_eval"),
+        (lambda at: openhands(report={"resolved": False, "test_timeout": at < 2}), {}, "test_timeout"),
+        (lambda at: openhands(result=at % 2), {}, ""),
+        (lambda at: gym(at, error_kind="timeout" if at < 2 else None), {}, "timeout"),
+        (lambda at: gym(at, response={"error": {"message": "lost"}} if at < 2 else None), {"lost": 2}, ""),
+        (lambda at: chat(task_id=f"{at}", correct=True), {}, ""),
+        (lambda at: chat(resolved=True, reward=float(at > 1)), {"reward 0.0, and resolved": 2}, ""),
+    ],
+)
+def test_what_a_harness_or_a_server_failed_in_is_named(
+    tmp_path: Path, rollout: Callable[[int], dict[str, Any]], lost: dict[str, int], ended: str
+) -> None:
+    path = jsonl(tmp_path / "rollouts.jsonl", *({"instance_id": f"t{at}", **rollout(at)} for at in range(8)))
+    comparison = compared(path, path)
+    assert missing(comparison)[0] == lost and comparison.sides[0].num_tasks == 8
+    assert [note.rpartition(": ")[2] for note in comparison.sides[0].notes] == ([ended] if ended else [])
+
+
 def test_rollouts_of_a_judge_and_skipped_simulations_are_no_zeros(tmp_path: Path) -> None:
     task = {"type": "Sum", "data": {"prompt": "1+1?"}}
     nodes = [{"message": user("1?")}, {"message": assistant("a"), "parent": 0, "sampled": True}]
