@@ -362,18 +362,16 @@ def try_sampling(model: Any, switch: int) -> dict[str, Any]:
     Only until one is right for all. numbers: of keys and values that the whole model keeps for a token, 0 if unknown.
     """
     found: dict[str, Any] = {"numbers": _cached_numbers(model)}
-    most = trials.rounding(model)
     for way in TOGETHER:
-        found[way], wrong = trials.try_lengths(partial(_differences, model, way == IN_PLACE), switch, most)
+        found[way], wrong = trials.try_lengths(model, partial(_differences, model, way == IN_PLACE), switch)
         if wrong:
             found[f"not_{way}"] = wrong
         if found[way] == "all":
             return found
+    prompt, uniforms = [5, 6, 7, 8], _uniforms(switch + 6)
     wrong = trials.agrees(
-        lambda: _difference(
-            model, [5, 6, 7, 8], sample_alone(model, [5, 6, 7, 8], _uniforms(switch + 6), 1.0, set(), cached=True)
-        ),
-        most,
+        model,
+        lambda: _difference(model, prompt, sample_alone(model, prompt, uniforms, 1.0, set(), cached=True)),
     )
     return found | {ALONE: not wrong} | ({"not_alone": wrong} if wrong else {})
 
@@ -426,7 +424,8 @@ def _difference(model: Any, prompt: list[int], row: Drawn) -> Tensor:
     chosen = [
         i for i in range(len(ids)) if i in (0, 1, len(ids) - 1) or (len(prompt) + i) % small_models.SWITCH in near
     ]
-    return torch.tensor([logps[i] for i in chosen]) - small_models.log_probs_alone(model, prompt, ids, chosen)
+    sampled = torch.tensor([logps[i] for i in chosen], dtype=torch.float64)
+    return sampled - small_models.log_probs_alone(model, prompt, ids, chosen)
 
 
 @torch.inference_mode()

@@ -1,14 +1,15 @@
 """What a small model of an architecture shows of the fast ways to compute: tried once, and kept.
 
-A check holds each way against the model's own forward pass of one row alone. Its outcome is kept in the user's cache,
+A check holds each way against the model's own forward pass of one row alone, in float32, and in float64 where that
+differs. Its outcome is kept in the user's cache,
 by the digest of the configuration, the versions of the libraries, and the code of the ways.
 """
 
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import orjson
 import torch
+from torch.overrides import TorchFunctionMode
 
 from composer_stages.errors import BadInput
 from composer_stages.policy import kv_cache, small_models
@@ -25,9 +27,9 @@ from composer_stages.runs.activity import activity
 from composer_stages.stopping import Interrupted
 
 AGREEING = 1e-4
-"""Largest difference of log-probs in nats, and of gradients as a part of the largest one, in float32."""
-MOST = 1e-3
-"""What counts as rounding at most."""
+"""Largest difference of log-probs in nats, and of gradients as a part of the largest one."""
+ROUNDING = 0.1
+"""What rounding may come to in float32 where a recurrence magnifies it, or it decides between experts."""
 NO_SHAPE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "id2label", "label2id")
 Check = Callable[[Any, int], dict[str, Any]]
 """From a small model, and the longest length at which it switches (0 without any), to what it shows, as JSON."""
@@ -97,35 +99,52 @@ def longest(ways: Mapping[str, Any], way: str, config: Any) -> float:
     return min(tried, small_models.dynamic_context(config) or math.inf)
 
 
-def rounding(model: Any) -> float:
-    """Return the difference that counts as rounding: `AGREEING`, or more where a recurrence magnifies its own.
+class _Float64(TorchFunctionMode):
+    """Computes in float64 what a model's code asks to be computed in float32."""
 
-    That is measured on a row that is too short to switch: all of it at once, and each token behind those before it.
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+        wide = [torch.float64 if each is torch.float32 else each for each in args]
+        named = {key: torch.float64 if each is torch.float32 else each for key, each in (kwargs or {}).items()}
+        return func(*wide, **named)
+
+
+@contextmanager
+def float64(model: Any) -> Iterator[None]:
+    """Compute a float32 model in float64 inside the block."""
+    experts = model.config._experts_implementation
+    model.set_experts_implementation("eager")  # the others multiply no float64
+    try:
+        model.double()
+        with _Float64():
+            yield
+    finally:
+        model.float().set_experts_implementation(experts)
+
+
+def agrees(model: Any, compute: Callable[[], torch.Tensor]) -> str:
+    """Return "" where the differences that are computed vanish, else how large they are, or what was raised.
+
+    Differences of float32 that may be `ROUNDING` are computed again in float64.
     """
-    ids = list(range(5, 5 + small_models.SWITCH))
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
-    whole = logits[3:-1].log_softmax(-1).gather(-1, torch.tensor(ids[4:])[:, None])[:, 0]
-    apart = small_models.log_probs_alone(model, ids[:4], ids[4:], range(len(ids) - 4))
-    return min(max(AGREEING, 4 * float((whole - apart).abs().max())), MOST)
-
-
-def agrees(compute: Callable[[], torch.Tensor], most: float = AGREEING) -> str:
-    """Return "" where the differences that are computed vanish, else how large they are, or what was raised."""
     try:
         difference = float(compute().abs().max())
+        if AGREEING < difference < ROUNDING:
+            with suppress(RuntimeError, TypeError, ValueError), float64(model):
+                difference = float(compute().abs().max())
     except Interrupted:
         raise
     except Exception as error:  # a way that does not fit fails in the words of each architecture
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    return "" if difference <= most else f"off by {difference:.2g}"
+    return "" if difference <= AGREEING else f"off by {difference:.2g}"
 
 
-def try_lengths(compute: Callable[[int], torch.Tensor], switch: int, most: float = AGREEING) -> tuple[str | None, str]:
+def try_lengths(model: Any, compute: Callable[[int], torch.Tensor], switch: int) -> tuple[str | None, str]:
     """Return for which rows a way is right, "all", "before" the first switch or None, and what is wrong with others.
 
-    compute: from the length that rows shall pass to the differences. most: that count as rounding.
+    compute: from the length that rows shall pass to the differences.
     """
-    if not (wrong := agrees(lambda: compute(switch), most)):
+    if not (wrong := agrees(model, lambda: compute(switch))):
         return "all", ""
-    return ("before" if switch and not agrees(lambda: compute(0), most) else None), wrong
+    return ("before" if switch and not agrees(model, lambda: compute(0)) else None), wrong

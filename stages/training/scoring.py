@@ -7,7 +7,7 @@ rounding. packing.py computes each prompt once and pads nothing, where a model's
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -214,7 +214,7 @@ def try_scoring(model: Any, switch: int) -> dict[str, Any]:
     packed, batched: those of this module. padded: TRL's batches of rows with padding on both sides. head: whether the
     logits are those of the output head with what `after_head` knows. lora: what peft says where it adapts no layer.
     """
-    found, most, attention = dict[str, Any](), trials.rounding(model), model.config._attn_implementation
+    found, attention = dict[str, Any](), model.config._attn_implementation
     try:
         settings = LoraConfig(
             task_type="CAUSAL_LM", r=2, target_modules=adapters.targets(model), init_lora_weights=False
@@ -223,28 +223,37 @@ def try_scoring(model: Any, switch: int) -> dict[str, Any]:
         model(input_ids=torch.arange(5, 9)[None], use_cache=False)
     except Exception as error:
         found["lora"] = f"{type(error).__name__}: {error}"[:300]
-    # Before a way sets another kind of attention, on whose name a model's own pass may depend.
-    right = {length: _numbers(model, length, partial(_alone, model)) for length in {0, switch}}
+
+    @cache
+    def right(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the model's own numbers, under its own kind of attention, on whose name its pass may depend."""
+        name = model.config._attn_implementation
+        model.set_attn_implementation(attention)
+        numbers = _numbers(model, length, partial(_alone, model))
+        model.set_attn_implementation(name)
+        return numbers
 
     def difference(ways: Mapping[str, Any], length: int) -> Tensor:
         """Return how log-probs and gradients differ from those of rows alone, gradients as parts of the largest."""
         ours = _numbers(model, length, lambda trees: token_log_probs(model, _tried(model, trees, ways)))
-        return torch.cat([ours[0] - right[length][0], (ours[1] - right[length][1]) / right[length][1].abs().max()])
+        log_probs, gradients = right(length, model.dtype)
+        return torch.cat([ours[0] - log_probs, (ours[1] - gradients) / gradients.abs().max()])
 
-    wrong = trials.agrees(lambda: difference({HEAD: True}, 0), most)
+    wrong = trials.agrees(model, lambda: difference({HEAD: True}, 0))
     found[HEAD] = not wrong
     if wrong:
         found["not_head"] = wrong
     for way in (PACKED, BATCHED) if found[HEAD] else ():
-        found[way], wrong = trials.try_lengths(partial(difference, {HEAD: True, way: "all"}), switch, most)
+        found[way], wrong = trials.try_lengths(model, partial(difference, {HEAD: True, way: "all"}), switch)
         if found[way] == "all":
             break
-        if way == PACKED and found[way] and (by_name := trials.agrees(lambda: difference({HEAD: True}, switch), most)):
-            found[way], wrong = None, f"by the name of this attention {by_name}"  # other rows pass under it, too
+        named = way == PACKED and found[way]  # other rows pass under its name, too
+        if named and (by_name := trials.agrees(model, lambda: difference({HEAD: True}, switch))):
+            found[way], wrong = None, f"by the name of this attention {by_name}"
         if found[way] is None:
             model.set_attn_implementation(attention)
         found[f"not_{way}"] = wrong
-    found[PADDED], wrong = trials.try_lengths(partial(_padded_difference, model), switch, most)
+    found[PADDED], wrong = trials.try_lengths(model, partial(_padded_difference, model), switch)
     return found
 
 

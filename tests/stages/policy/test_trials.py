@@ -168,3 +168,17 @@ def test_no_way_is_taken_behind_the_context_of_a_dynamic_rope(shown: str, window
     config = MistralConfig(max_position_embeddings=48, sliding_window=window, rope_parameters=rope)
     assert trials.longest({BATCHED: shown}, BATCHED, config) == tokens
     assert trials.longest({BATCHED: None}, BATCHED, config) == trials.longest({}, BATCHED, config) == 0
+
+
+@pytest.mark.parametrize(("defect", "wrong"), [(0.0, ""), (2e-4, "off by 0.0002"), (1.0, "off by 1")])
+def test_what_rounding_magnifies_is_told_from_a_defect_in_float64(defect: float, wrong: str) -> None:
+    model = tiny_model()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+
+    def magnified() -> torch.Tensor:
+        tenth = torch.ones(1, dtype=model.dtype).float() / 10
+        return (tenth.double() - 0.1) * 1e6 + defect
+
+    assert 1e-3 < magnified() < 2
+    assert trials.agrees(model, magnified) == wrong
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
