@@ -70,15 +70,14 @@ def way(found: Mapping[str, Any], ways: Iterable[str], last: str) -> str:
 def row(kind: str) -> dict[str, str]:
     """Return a type's row of the table."""
     shape = tomllib.loads(SHAPES.read_text()).get(kind, {})
-    try:
-        config = AutoConfig.for_model(kind, **{key: value for key, value in shape.items() if key != "why"})
-        config.get_text_config()
-    except Exception as error:  # each configuration refuses its own defaults by an error of its own
-        return {"ways": "no default", "why": " ".join(str(error).split())[:300]}
+    if "refused" in shape:
+        return {"ways": "refused", "why": shape["refused"]}
+    config = AutoConfig.for_model(kind, **{key: value for key, value in shape.items() if key != "why"})
     try:
         model = small_models.small_model(config, None)
     except small_models.Unmade as error:
-        return {"ways": "plain", "why": f"no small model: {error}"}
+        refused = isinstance(error.__cause__, ImportError)
+        return {"ways": "refused" if refused else "plain", "why": f"{'' if refused else 'no small model: '}{error}"}
     sampled, scored = (trials.outcome(model, check) for check in (try_sampling, try_scoring))
     sampling_way = way(sampled, TOGETHER, "generate" if sampled.get("alone") else "a pass for each token")
     scoring_way = way(scored if scored.get("head") else {}, (scoring.PACKED, scoring.BATCHED), "a pass for each row")

@@ -20,6 +20,9 @@ from composer_stages.runs.settings import Settings
 
 CONFIG, WEIGHTS, RECORD = "adapter_config.json", "adapter_model.safetensors", "composer_base.json"
 
+PRODUCTS = {"Linear", "FalconLinear"}
+"""Classes of Linears that return a product and no more; routers are of others."""
+
 
 class AdapterBase(Settings):
     """The base model of an adapter."""
@@ -41,7 +44,7 @@ def linears(model: Any) -> dict[str, tuple[int, int]]:
 
     head, sizes = model.get_output_embeddings(), dict[str, tuple[int, int]]()
     for name, module in model.named_modules():
-        if type(module) is torch.nn.Linear and module is not head:  # no router that returns more than a product
+        if isinstance(module, torch.nn.Linear) and type(module).__name__ in PRODUCTS and module is not head:
             sizes[name] = module.in_features, module.out_features
         elif isinstance(module, Conv1D):
             sizes[name] = module.nx, module.nf
@@ -59,7 +62,7 @@ def targets(model: Any) -> str | list[str]:
         with suppress(ValueError):
             _check_lora_target_modules_mamba(LoraConfig(), model, kind)
             fitting.append(kind)
-    others = any(isinstance(m, torch.nn.Linear) and type(m) is not torch.nn.Linear for m in model.modules())
+    others = any(isinstance(m, torch.nn.Linear) and type(m).__name__ not in PRODUCTS for m in model.modules())
     return "all-linear" if fitting == kinds and not others else fitting
 
 

@@ -437,7 +437,7 @@ def _cached_numbers(model: Any) -> int:
         numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers) // tokens
     except Exception:  # a cache of another kind
         return 0
-    return numbers * model.division * model.layers_in_all // model.config.get_text_config().num_hidden_layers
+    return numbers * model.division * model.layers_in_all // model.depth
 
 
 # Memory

@@ -20,9 +20,16 @@ SWITCH = 16
 HEAD = 8
 """Width of a head at least; all widths are divided by one number, so that their products and sums still fit."""
 VOCABULARY = 96
-MOST = {"experts": 16, "max_position": 512, "n_positions": 512, "n_ctx": 512, "seq_len": 512}
+MOST = {"experts": 16, "expert_num": 16, "max_position": 512, "n_positions": 512, "n_ctx": 512, "seq_len": 512}
 LAYERS = 8
-LENGTHS = re.compile(r"^(?!.*layers?$).*(window|chunk|original_max|topk|block_size|local_attention|stride|floor_scale)")
+WEIGHTS = 2e8
+"""What is tried at most, so that it takes seconds and fits into memory beside the model."""
+LENGTHS = re.compile(
+    r"^(?!.*layers?$|max_inference).*(window|chunk|original_max|topk|block_size|local_attention|stride|floor_scale|budget)"
+)
+HEADS = ("num_attention_heads", "n_head", "num_heads")
+DEPTHS = ("num_layers", "decoder_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers")
+"""Spellings of the numbers of heads and of layers; of several, the first one that a configuration has."""
 WIDTHS_BY_N = {"n_embd", "n_inner"}
 COUNTS = re.compile(
     r"^(num|n)_|heads$|(num|n|query)_head$|layers?$|groups?$|experts|top_?k|_ids?$|kernel|period|offset|freq|interval|base"
@@ -38,10 +45,9 @@ def small_model(config: Any, attention: str | None) -> Any:
 
     attention: transformers' name of the kind of attention.
     """
-    text = config.get_text_config()
-    sizes = text.to_dict() | {"hidden_size": getattr(text, "hidden_size", 0)}
-    heads = next((n for n in map(sizes.get, ("num_attention_heads", "n_head", "num_heads")) if type(n) is int and n), 1)
-    division, width = 1, sizes.get("head_dim") or sizes["hidden_size"] // heads
+    fields = text_fields(config)
+    heads = next((n for n in map(fields.get, HEADS) if type(n) is int and n), 1)
+    division, width = 1, fields.get("head_dim") or fields.get("hidden_size", 0) // heads
     while 2 * division * HEAD <= width:
         division *= 2
     refused: list[Exception] = []
@@ -54,22 +60,35 @@ def small_model(config: Any, attention: str | None) -> Any:
     raise Unmade(" ".join(str(refused[0]).split())[:300]) from refused[0]
 
 
+def text_fields(config: Any) -> dict[str, Any]:
+    """Return the fields of a text configuration, those that have another name in it by both."""
+    text = config.get_text_config()
+    fields = text.to_dict()
+    return fields | {name: fields.get(other, 0) for name, other in text.attribute_map.items()}
+
+
 def _made(config: Any, division: int, deep: bool, attention: str | None) -> Any:
     sizes = config.to_dict()
     lengths = sorted(set(_lengths(sizes)))
     switches = {length: SWITCH * (number + 1) for number, length in enumerate(lengths)}
-    layers = config.get_text_config().num_hidden_layers
+    depths = [*map(text_fields(config).get, DEPTHS), getattr(config.get_text_config(), "num_hidden_layers", 0)]
+    layers = next((number for number in depths if type(number) is int and number), None)
+    if layers is None:
+        raise ValueError(f"{type(config).__name__} has no number of layers")
     options: dict[str, Any] = {"attn_implementation": attention, "dtype": torch.float32}
     torch.manual_seed(0)
     narrow = type(config)(**_narrowed(sizes, division, switches, layers, layers))
     with torch.device("meta"), no_init_weights():
-        depth = layers if deep else _depth(AutoModelForCausalLM.from_config(narrow, **options), layers)
+        whole = AutoModelForCausalLM.from_config(narrow, **options)
+        depth = layers if deep else _depth(whole, layers)
+    if (weights := sum(weight.numel() for weight in whole.parameters()) * depth // layers) > WEIGHTS:
+        raise ValueError(f"{weights:,} weights are too many to try")
     narrow = type(config)(**_narrowed(sizes, division, switches, layers, depth))
     model = AutoModelForCausalLM.from_config(narrow, **options).eval()
     _spread(model)
     if not model(input_ids=torch.arange(4, 4 + SWITCH)[None], use_cache=False).logits.isfinite().all():
         raise ValueError("its logits are not finite")
-    model.division, model.layers_in_all = division, layers
+    model.division, model.layers_in_all, model.depth = division, layers, depth
     return model
 
 
@@ -112,7 +131,7 @@ def _narrowed(value: Any, division: int, switches: dict[int, int], layers: int, 
         return [_narrowed(each, division, switches, layers, depth, name) for each in inside]
     if type(value) is not int:
         return value
-    if name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers") and value == layers:
+    if name in DEPTHS and value == layers:
         return depth
     if name.endswith(("token_id", "token_ids", "_token_index")):
         return min(value, 3)

@@ -39,13 +39,14 @@ _of_models: WeakKeyDictionary[Any, dict[Any, dict[str, Any]]] = WeakKeyDictionar
 
 def outcome(model: Any, check: Check) -> dict[str, Any]:
     """Return what a check shows of a loaded model's architecture."""
-    attention, known = _attention(model.config), _of_models.setdefault(model, {})
-    if (attention, check) not in known:
-        known[attention, check] = outcome_of(model.config, check)
-    return known[attention, check]
+    kind, known = attention(model.config), _of_models.setdefault(model, {})
+    if (kind, check) not in known:
+        known[kind, check] = outcome_of(model.config, check)
+    return known[kind, check]
 
 
-def _attention(config: Any) -> str | None:
+def attention(config: Any) -> str | None:
+    """Return transformers' name of the kind of attention of a model; `sdpa` for our own kinds of it."""
     name = config.get_text_config()._attn_implementation
     return "sdpa" if name in kv_cache.SCALED_DOT_PRODUCT else name
 
@@ -57,20 +58,19 @@ def outcome_of(config: Any, check: Check) -> dict[str, Any]:
     files = [module.__file__ or "" for module in (kv_cache, small_models, sys.modules[check.__module__])]
     code = [store.known_sha256(Path(file)) for file in (*files, __file__)]
     versions = [version(name) for name in ("torch", "transformers", "peft")]
-    attention = _attention(config)
-    digest = store.digest([check.__qualname__, type(config).__name__, shape, attention, versions, code])
+    digest = store.digest([check.__qualname__, type(config).__name__, shape, attention(config), versions, code])
     if digest not in _known:
         path = user_cache() / "architectures" / f"{digest}.json"
         try:
             _known[digest] = store.read_json(path)
         except (BadInput, OSError):
-            _known[digest] = _tried(config, attention, check)
+            _known[digest] = _tried(config, check)
             with suppress(OSError):  # else it is one for this process alone
                 store.write_json(path, _known[digest])
     return _known[digest]
 
 
-def _tried(config: Any, attention: str | None, check: Check) -> dict[str, Any]:
+def _tried(config: Any, check: Check) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # layers are too narrow for more
     try:
@@ -83,7 +83,7 @@ def _tried(config: Any, attention: str | None, check: Check) -> dict[str, Any]:
             torch.random.fork_rng(devices=[]),
             warnings.catch_warnings(action="ignore"),
         ):
-            return check(small_models.small_model(config, attention), small_models.longest_switch(config))
+            return check(small_models.small_model(config, attention(config)), small_models.longest_switch(config))
     except small_models.Unmade as error:
         return {"unmade": str(error)}
     finally:

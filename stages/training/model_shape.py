@@ -103,7 +103,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    from composer_stages.policy import model_checks, trials
+    from composer_stages.policy import model_checks, small_models, trials
     from composer_stages.policy.sampling import try_sampling
     from composer_stages.training.scoring import PACKED, PADDED, try_scoring
 
@@ -120,8 +120,7 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     except (OSError, BadInput):
         return None  # opening the model will name what is wrong with it
     model.tie_weights()  # which a model without weights does not do by itself
-    text = config.get_text_config()
-    sizes = {**text.to_dict(), **{name: getattr(text, other, 0) for name, other in text.attribute_map.items()}}
+    sizes = small_models.text_fields(config)
     if not all(type(sizes.get(name)) is int for name in SIZES):
         return None
     sampled, scored = trials.outcome(model, try_sampling), trials.outcome(model, try_scoring)
@@ -135,7 +134,9 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
         vocabulary=sizes["vocab_size"],
         bytes=2 if loaded in (torch.bfloat16, torch.float16) else 4,
         packs=trials.longest(scored, PACKED, config) >= PROMPT_TOKENS,
-        eager_heads=sizes.get("num_attention_heads") or 0 if text._attn_implementation == "eager" else 0,
+        eager_heads=sizes.get("num_attention_heads") or 0
+        if model.config.get_text_config()._attn_implementation == "eager"
+        else 0,
         pads=scored.get(PADDED) == "all",
         no_lora=scored.get("lora", ""),
     )
