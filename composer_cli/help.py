@@ -5,14 +5,16 @@ them all.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 from typer.core import TyperCommand, TyperGroup
 
 from composer_stages import stages_of
+from composer_stages.errors import ComposerError
 from composer_stages.layout import counted
 
-ALL = "--all"
+ALL, ENV = "--all", "--env"
 FEW = 8
 """Settings of a stage that are shown without choosing among them."""
 RARE_OPTIONS = (
@@ -29,6 +31,8 @@ class HelpCommand(TyperCommand):
         """Record `--all` next to `--help`, since `--help` ends the command before later arguments are parsed."""
         before = args[: args.index("--")] if "--" in args else args
         ctx.meta[ALL] = ALL in before
+        words = pairwise([*(part for word in before for part in word.split("=", 1)), ""])
+        ctx.meta[ENV] = [value for word, value in words if word == ENV][-1:]
         return list(super().parse_args(ctx, [*(["--help"] if ctx.meta[ALL] else []), *args]))
 
     def settings(self, ctx: Any) -> Iterable[tuple[str, Any, str]]:
@@ -66,6 +70,9 @@ class HelpCommand(TyperCommand):
             if entries:
                 with formatter.section(title):
                     formatter.write_dl(entries)
+        for name in ctx.meta[ENV] if environments else ():
+            with formatter.section(f"Options of {name}, for --set env.KEY=VALUE"):
+                formatter.write_dl(describe_environment(name))
         if environments and ctx.meta.get(ALL):
             with formatter.section("Options of each environment, for --set env.KEY=VALUE"):
                 formatter.write_dl(describe_environments())
@@ -115,6 +122,18 @@ def describe_settings(config: Any, prefix: str = "") -> list[tuple[str, str, str
         choices = f"One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
         rows.append((name, f"{prefix}{entry}", " ".join(filter(None, [field.description, choices]))))
     return rows
+
+
+def describe_environment(name: str) -> list[tuple[str, str]]:
+    """Return the options of an environment with their defaults, or why it cannot be had."""
+    from composer_stages import envs
+
+    try:
+        options = envs.constructor_options(name)
+    except ComposerError as error:
+        return [(name, str(error))]
+    rows = [(f"env.{key}", f"{value} unless it is set" if value else "required") for key, value in options.items()]
+    return rows or [(name, "It has none.")]
 
 
 def describe_environments() -> list[tuple[str, str]]:

@@ -15,8 +15,6 @@ from pydantic import Field, model_validator
 from composer_stages.envs import task_table
 from composer_stages.envs.base import Task
 from composer_stages.errors import Incomplete
-from composer_stages.evaluation import task_rates
-from composer_stages.evaluation.task_rates import TaskCount
 from composer_stages.layout import counted
 from composer_stages.policy import PolicyConfig, available, kind_of, scripted
 from composer_stages.policy.base import BasicPolicy
@@ -100,6 +98,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Play the missing rollouts, then write the tables and the report with the collection checks."""
+    from composer_stages.evaluation import task_rates
+
     config = _with_student(inputs, config)
     reporting.check(config.report_to)
     with reporting.log_units(config.report_to, out, config.label()):
@@ -150,7 +150,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         outcome += f"; of the turns teachers played {', '.join(f'{name} {turns[name]}' for name in turns)}"
     counts = (counted(num, "rollout"), counted(account.steps, "step"), counted(failed, "error"))
     head = ", ".join([*counts, outcome])
-    scored = [TaskCount(task.task_id, task.family, *account.by_task.get(task.task_id, (0, 0))) for task in tasks]
+    scored = [
+        task_rates.TaskCount(task.task_id, task.family, *account.by_task.get(task.task_id, (0, 0))) for task in tasks
+    ]
     checked, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
     notes = [
         *answered_by(counted_checks.served, config.policy.model),

@@ -140,10 +140,14 @@ def is_task_file(name: str) -> bool:
 
 
 def constructor_options(name: str) -> dict[str, str]:
-    """Return the options of a shipped environment's constructor with their defaults as Python writes them.
+    """Return the options of an environment's constructor with their defaults as Python writes them, "" for none.
 
-    Read from the source, since the import of an environment takes its time; `sandbox` is a setting of its own.
+    Those of a shipped one are read from the source, since its import takes its time; `sandbox` is a setting of its own.
     """
+    if not ENVIRONMENTS.ships(name):
+        declared = inspect.signature(_load_class(name)).parameters.values()
+        named = [each for each in declared if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        return {each.name: "" if each.default is each.empty else repr(each.default) for each in named}
     module, _, class_name = ENVIRONMENTS[name].environment.partition(":")
     source = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
     classes = {node.name: node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}

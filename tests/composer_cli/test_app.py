@@ -14,7 +14,7 @@ from support.server import Reply, answer, serving
 from composer_cli.__main__ import main as start
 from composer_cli.app import click_command, main
 from composer_cli.help import RARE_OPTIONS, first_sentence
-from composer_cli.printing import TRAIN
+from composer_cli.printing import EXTRAS
 from composer_stages import STAGES, command_words
 from composer_stages.runs.settings import Basic, known
 from composer_stages.runs.stage import load_stage
@@ -28,8 +28,8 @@ HEAVY = {
 
 ANSWERS = """
 import json, sys
-from composer_cli.printing import TRAIN
-if sys.argv[2:]: sys.modules |= dict.fromkeys(TRAIN)  # an import of one of them is an error
+from composer_cli.printing import EXTRAS
+if sys.argv[2:]: sys.modules |= dict.fromkeys(EXTRAS)  # an import of one of them is an error
 from composer_cli.app import main
 before = set()
 for words in json.loads(sys.argv[1]):
@@ -97,8 +97,8 @@ evaluate --env no-such
 WITHOUT_TORCH = """
 import asyncio, json, sys
 from pathlib import Path
-from composer_cli.printing import TRAIN
-sys.modules |= dict.fromkeys(TRAIN)  # an import of one of them is an error
+from composer_cli.printing import EXTRAS
+sys.modules |= dict.fromkeys(EXTRAS)  # an import of one of them is an error
 from composer_cli.app import main
 calls, root = json.loads(sys.argv[1]), Path(sys.argv[2])
 codes = []
@@ -213,11 +213,13 @@ def test_answer_readers_are_imported_before_the_first_call(tmp_path):
 
 def test_training_dependencies_are_an_extra():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    train, core = (
-        {re.split(r"[\[>=<;]", line)[0] for line in lines}
-        for lines in (project["optional-dependencies"]["train"], project["dependencies"])
-    )
-    assert train == TRAIN and not train & core
+    extras = {
+        re.split(r"[\[>=<;]", line)[0]: extra
+        for extra in ("train", "charts")
+        for line in project["optional-dependencies"][extra]
+    }
+    assert extras == EXTRAS
+    assert not extras.keys() & {re.split(r"[\[>=<;]", line)[0] for line in project["dependencies"]}
 
 
 def test_a_stage_lists_its_settings_and_only_the_short_options_it_has(composer):
@@ -240,6 +242,30 @@ def test_help_shows_what_most_runs_need_and_with_all_the_rest(composer):
     full = composer("run", "--all").stdout
     assert "on.setup" not in composer("run", "--help").stdout and "Settings of --on slurm" in full
     assert "on.setup" in full and "on.options" in full
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--env", "skills"],
+            "Options of skills, for --set env.KEY=VALUE: env.families '' unless it is set env.held_out",
+        ),
+        (["--env=tasks"], "Options of tasks, for --set env.KEY=VALUE: env.path"),
+        (
+            ["--env", "kata", "--env", "skils"],
+            "Options of skils, for --set env.KEY=VALUE: skils There is no environment",
+        ),
+        (
+            ["--env", "composer_stages.envs.answered:AnsweredEnv"],
+            "KEY=VALUE: composer_stages.envs.answered:AnsweredEnv It has",
+        ),
+        ([], None),
+    ],
+)
+def test_help_lists_the_options_of_the_environment_that_is_named(composer, words, told):
+    shown = " ".join(composer("collect", *words, "--help", COLUMNS="200").stdout.split())
+    assert "Options of" not in shown if told is None else told in shown
 
 
 def test_every_basic_setting_and_rare_option_exists():
