@@ -21,7 +21,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
@@ -296,14 +295,20 @@ class Client:
         if "openai" not in sys.modules:
             await self._knock()
         request = self._request(method, path, content, timeout)
-        with _bounded(most_bytes), _typed_errors(self.config, timeout_s):
+        with _typed_errors(self.config, timeout_s):
             # The timeouts of HTTP libraries bound the silence between two bytes, not the call.
             async with asyncio.timeout(timeout_s):
-                answered = await self._http.send(request)
+                # Redirects: another address would get the prompt and the key, and each hop may bill a call that the
+                # ledger counts once.
+                answered = await self._http.send(request, stream=True, follow_redirects=False)
+                try:
+                    body = await _read_body(answered, most_bytes)
+                finally:
+                    await answered.aclose()
         # httpx2 tries several encodings at every look at its headers: a twentieth of a call's processor time.
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answered.headers.raw}
         # A server may send the key back, in an error message for example: redacted here, where its text enters.
-        return Response(answered.status_code, headers, redacted_bytes(answered.content))
+        return Response(answered.status_code, headers, redacted_bytes(body))
 
     async def _knock(self) -> None:
         """Raise `RefusedConnection` if every address refuses, `RetryableError` for an unknown host name."""
@@ -385,45 +390,17 @@ def _pause(state: tenacity.RetryCallState) -> float:
     return error.wait_s
 
 
-_MOST_BYTES: ContextVar[int] = ContextVar("most_bytes", default=BODY_BYTES)
-"""The limit of the response that is being waited for. openai passes nothing on to the HTTP library below it."""
-
-
-@contextmanager
-def _bounded(most_bytes: int) -> Iterator[None]:
-    token = _MOST_BYTES.set(most_bytes)
-    try:
-        yield
-    finally:
-        _MOST_BYTES.reset(token)
-
-
 class TooLong(Exception):
     """A response with more bytes than its limit."""
 
 
 def _http_client(proxy: str | None) -> Any:
-    """Return the HTTP client below openai's: through aiohttp or httpx2, without redirects, with bounded bodies."""
+    """Return the HTTP client below openai's: through aiohttp or httpx2."""
     import openai
 
-    base: Any = openai.DefaultAioHttpClient if uses_aiohttp() else openai.DefaultAsyncHttpxClient
-
-    class Bounded(base):
-        async def send(self, request: Any, **options: Any) -> Any:
-            # Redirects: another address would get the prompt and the key, and each hop may bill a call that the ledger
-            # counts once.
-            response = await super().send(request, **{**options, "stream": True, "follow_redirects": False})
-            try:
-                body = await _read_body(response)
-            finally:
-                await response.aclose()
-            headers = [(name, value) for name, value in response.headers.raw if name.lower() not in OF_TRANSFER]
-            return httpx2.Response(response.status_code, headers=headers, content=body, request=request)
-
-    if not proxy:
-        return Bounded(verify=_ssl_context(), trust_env=False)
+    client: Any = openai.DefaultAioHttpClient if uses_aiohttp() else openai.DefaultAsyncHttpxClient
     try:
-        return Bounded(verify=_ssl_context(), trust_env=False, proxy=proxy)
+        return client(verify=_ssl_context(), trust_env=False, **({"proxy": proxy} if proxy else {}))
     except (ImportError, ValueError) as error:
         raise UsageError("policy.proxy-unusable", proxy=proxy, error=str(error)) from None
 
@@ -441,15 +418,11 @@ def proxy_of(base_url: str | None) -> str | None:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-OF_TRANSFER = (b"content-encoding", b"content-length", b"transfer-encoding")
-"""Headers about the bytes that were sent, which are not those of the body as it is kept."""
-
-
-async def _read_body(response: Any) -> bytes:
-    """Return the body of a response, decompressed in pieces of 1 MiB; raise `TooLong` where it exceeds its limit."""
+async def _read_body(response: Any, most: int) -> bytes:
+    """Return the body of a response, decompressed in pieces of 1 MiB; raise `TooLong` where it has more bytes."""
     # A gzip bomb of 2.4 MB has 2.4 GB, so bytes are counted after decompression. httpx2 decompresses piece by piece
     # from 2.16 on.
-    most, body = _MOST_BYTES.get(), bytearray()
+    body = bytearray()
     async for piece in response.aiter_bytes():
         body += piece
         if len(body) > most:
