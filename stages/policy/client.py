@@ -242,9 +242,9 @@ class Client:
         base = str(self.config.base_url).rstrip("/")
         if self.config.model in str(error.message) or await self._lists_models(base):
             return error.permanent
-        doubled = re.sub(r"(/v\d+)\1$", r"\1", base)
-        others = [doubled] if doubled != base else [f"{base}/v1"] if not re.search(r"/v\d\w*$", base) else []
-        others += [re.sub(r"/v\d+$", "", base)] if not others else []
+        until_version = re.sub(r"(/v\d\w*)/.*$", r"\1", base)
+        others = [until_version] if until_version != base else []
+        others += [re.sub(r"/v\d+$", "", base) if re.search(r"/v\d\w*$", base) else f"{base}/v1"]
         known = [other for other in others if await self._lists_models(other)]
         return RefusedError(
             "policy.other-address",
@@ -409,10 +409,10 @@ def proxy_of(base_url: str | None) -> str | None:
     """Return the proxy that the environment names for an address; None for an address of NO_PROXY."""
     parts, proxies = urlsplit(base_url or ""), getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
-    host, exempt = parts.hostname or "", False
-    with suppress(ValueError):  # a name, not an address; networks are entries that urllib does not know
-        networks = [entry.strip() for entry in proxies.get("no", "").split(",") if "/" in entry]
-        exempt = any(ip_address(host) in ip_network(network, strict=False) for network in networks)
+    exempt = False
+    for entry in proxies.get("no", "").split(","):
+        with suppress(ValueError):  # a name; urllib does not know networks and addresses of IPv6
+            exempt |= ip_address(parts.hostname or "") in ip_network(entry.strip(" []"), strict=False)
     if not proxy or exempt or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"

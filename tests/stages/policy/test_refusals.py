@@ -214,7 +214,7 @@ class Unlisted(Api):
 
 
 @pytest.mark.parametrize("api", [Api, Unlisted])
-@pytest.mark.parametrize("path", ["/api", "/api/", "/api/v1/v1"])
+@pytest.mark.parametrize("path", ["/api", "/api/", "/api/v1/v1", "/api/v1/chat"])
 def test_a_wrong_address_names_the_one_to_use(tmp_path: Path, path: str, api: type[Api]) -> None:
     with listening(api) as url:
         with pytest.raises(UsageError) as caught:
@@ -285,6 +285,13 @@ def test_a_dead_proxy_is_named_and_no_proxy_obeyed(
         with pytest.raises(InfrastructureError) as caught:
             asked(open_at(server.url, tmp_path, max_attempts=3), "a")
     assert (caught.value.code, caught.value.values["proxy"]) == ("policy.server-refuses-connections", proxy)
+
+
+@pytest.mark.parametrize(("no_proxy", "is_exempt"), [("a, ::1", True), ("[::1]", True), ("fd00::/8", False)])
+def test_no_proxy_names_addresses_of_ipv6(monkeypatch: pytest.MonkeyPatch, no_proxy: str, is_exempt: bool) -> None:
+    monkeypatch.setenv("http_proxy", "127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", no_proxy)
+    assert (proxy_of("http://[::1]:8000/v1") is None) is is_exempt
 
 
 @pytest.mark.parametrize("scheme", ["socks5", "socks4", "ftp"])
