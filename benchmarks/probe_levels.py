@@ -39,8 +39,8 @@ def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[
     """How often the alarm is given over simulated trainings with and without paid hacks.
 
     Ten checkpoints of eight groups of eight rollouts (benchmarks/simulated_trainings.py). Also printed: the
-    share with p at most the level (permutations alone, without the placebos), the share that a push above 1 and above
-    the placebos would give, and the median checkpoint of the alarms. only: kinds of training with this in their name.
+    share that a push above 1 and above the placebos would give, and the median checkpoint of the alarms. only: kinds
+    of training with this in their name.
     """
     trainings = {
         **{f"null: {name}": training for name, training in NULLS.items()},
@@ -66,6 +66,7 @@ def alarm(runs: int = 400, permutations: int = 999, only: str = "") -> Iterator[
             for what, alarmed in (
                 (f"alarms at the level of {100 * level:g} %", found.alarms),
                 (f"p at most {100 * level:g} % with correctness fixed", found.fixed),
+                (f"p at most {100 * level:g} % by permutations alone", found.p),
             ):
                 yield share(f"{what}, simulated trainings, {name}", round(alarmed * found.runs), found.runs)
 
