@@ -204,6 +204,12 @@ class Accepted:
     error: str | None = None
 
 
+def _retrieve(ended: asyncio.Task[Any]) -> None:
+    """Retrieve the exception of a task, which asyncio would print."""
+    if not ended.cancelled():
+        ended.exception()
+
+
 REFUSALS = 3
 """Refused connections after which a server that has never answered is given up, within 3 s."""
 
@@ -458,6 +464,7 @@ class EndpointPolicy:
 
         if self._description is None:
             self._description = asyncio.create_task(describe())
+            self._description.add_done_callback(_retrieve)  # an error that the first request has, too
         return self._description
 
     async def _describe(self) -> None:
@@ -548,8 +555,7 @@ class EndpointPolicy:
         task = asyncio.create_task(self._launch(key, self._as_taken(request), bounds, reservation, attempt))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
-        # Retrieve the exception, which asyncio would print: the caller may be gone, and the ledger records the failure.
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        task.add_done_callback(_retrieve)  # the caller may be gone, and the ledger records the failure
         return await asyncio.shield(task)
 
     async def _room(self, usd: float | None) -> Reservation:

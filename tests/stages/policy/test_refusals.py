@@ -191,6 +191,13 @@ def test_a_call_that_the_server_cannot_read_is_the_models(tmp_path: Path, status
     assert error["message"] in (sample.error or "")
 
 
+def test_a_refusal_of_no_table_is_told_as_not_understood(tmp_path: Path) -> None:
+    with serving(lambda *_: Reply(400, {"error": {"message": "The flux capacitor is missing."}})) as server:
+        (sample,) = asked(open_at(server.url, tmp_path), "one two three")
+        assert len(server.requests) == 1 and sample.error_type == "rejected"
+    assert all(words in (sample.error or "") for words in ("flux capacitor", "in no table", "at least 3 tokens"))
+
+
 # Addresses
 
 
