@@ -31,6 +31,7 @@ from starlette.routing import Route
 
 from composer_cli.loopback import HOST, HOSTS, address
 from composer_cli.sampler import Likeliest, Sampler, SamplingQuestion, ScoredAnswer
+from composer_stages.data_files import load_toml
 from composer_stages.errors import InfrastructureError, refusal
 from composer_stages.formats.messages import message
 from composer_stages.messages import MessageParts, least_tokens, read, write
@@ -44,26 +45,9 @@ MOST_ANSWERS = 128
 """Answers to one request."""
 GRACE_S = 10
 """Seconds in which requests are told that the server ends."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "top_p": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "ignore_eos": (False,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "skip_special_tokens": (False,),
-    "tool_choice": ("auto",),
-    "parallel_tool_calls": (True,),
-}
-"""Fields that are taken with these values alone, which leave an answer as it is."""
-WITHOUT_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-"""Fields that change no answer, whatever they hold."""
+FIELDS = load_toml(__package__, "completions.toml")
+NEUTRAL: dict[str, list[Any]] = FIELDS["neutral"]
+WITHOUT_EFFECT: list[str] = FIELDS["without_effect"]
 
 
 class RefusedRequest(Exception):
