@@ -1,5 +1,6 @@
 """The policies of a stage with their servers: a vLLM server is started for a model `vllm:...` without base_url."""
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -44,7 +45,7 @@ class Serving(AbstractContextManager["Serving"]):
         rollout_usd: float | None = None,
     ) -> None:
         if all(config.price is None for config in policies):
-            out.budget.unpriced_limit = rollout_usd
+            out.budget.unpriced_limit = rollout_usd or math.inf
         self._out, self._policies = out, [config for config in policies if config.served]
         self._rank, self._loras = rank, loras
         self._server: ModelServer | None = None

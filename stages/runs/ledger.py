@@ -92,7 +92,7 @@ class Budget:
         if limit is not None and not (math.isfinite(limit) and limit >= 0):  # no comparison with NaN is ever true
             raise UsageError("runs.max-cost-invalid", limit=limit)
         self.limit, self.path = limit, path
-        self.unpriced_limit: float | None = None
+        self.unpriced_limit = math.inf
         """What calls of unknown price may cost in all where there is no limit, as nobody has allowed more."""
         self.spent, self.possibly = 0.0, 0.0
         self.understated, self.understated_usd = 0, 0.0
@@ -130,12 +130,7 @@ class Budget:
                 raise Incomplete(
                     "runs.budget-spent", limit=self.limit, spent=self.spent, possibly=self.possibly, bound=usd or 0.0
                 )
-            if (
-                usd is None
-                and self.unpriced_limit is not None
-                and self.limit is None
-                and self.spent >= self.unpriced_limit
-            ):
+            if usd is None and self.limit is None and self.spent >= self.unpriced_limit:
                 raise Incomplete("runs.unpriced-limit-reached", limit=self.unpriced_limit, spent=self.spent)
             self.calls += 1
             self._open.add(self.calls, usd)
