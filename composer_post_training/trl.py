@@ -36,7 +36,7 @@ from composer_stages.integrations.trl import (
     environment_reward as environment_reward,
     tool_environments as tool_environments,
 )
-from composer_stages.messages import parsed_calls
+from composer_stages.messages import Message, parsed_calls, thoughts_apart
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.probe.checks.alarm import CheckpointRollouts, alarm
@@ -66,8 +66,8 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 def preference_dataset(run: Run) -> Dataset:
     """Return a run's preference pairs as `DPOTrainer` takes them: conversations `prompt`, `chosen` and `rejected`.
 
-    run: such as `find("extract-pairs")`. Where tools could be called, the column `tools` has them as JSON, and calls
-    and thoughts stand apart from the content.
+    run: such as `find("extract-pairs")`. Thoughts stand apart from the content, and where tools could be called, calls,
+    too; the column `tools` has the tools as JSON.
 
     Raises `UsageError` for what is no run, `BadInput` for a run without pairs.
     """
@@ -78,12 +78,14 @@ def preference_dataset(run: Run) -> Dataset:
     rows, with_tools = list[Row](), any(pair["tools_json"] for pair in pairs)
     for pair in pairs:
         prompt, tools = orjson.loads(pair["messages_json"]), declare_tools(orjson.loads(pair["tools_json"] or "[]"))
-        row: Row = {"prompt": parsed_calls(prompt) if tools else prompt}
+        form: Callable[[list[Message]], list[Any]] = parsed_calls if tools else thoughts_apart
+        row: Row = {"prompt": form(prompt)}
         for side in SIDES:
-            answer = [{"role": "assistant", "content": pair[side]}]
-            row[side] = parsed_calls([*prompt, *answer])[-1:] if tools else answer
+            row[side] = form([*prompt, {"role": "assistant", "content": pair[side]}])[-1:]
         rows.append(row | ({"tools": json.dumps(tools) if tools else None} if with_tools else {}))
-    return Dataset.from_list(rows, on_mixed_types="use_json" if with_tools else None)
+    # Without JSON a message that lacks a key of others has it as None, which templates may write.
+    mixed = with_tools or any(len(message) > 2 for row in rows for part in ("prompt", *SIDES) for message in row[part])
+    return Dataset.from_list(rows, on_mixed_types="use_json" if mixed else None)
 
 
 def _warn_of_verdict(run: Run) -> None:

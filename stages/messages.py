@@ -26,7 +26,7 @@ import re
 import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from itertools import count, takewhile
@@ -81,6 +81,26 @@ def write(parts: MessageParts) -> str:
         blocks.append(f"{OPEN}{NAME}{json.dumps(call.name, ensure_ascii=False)}{ARGUMENTS}{arguments}}}{CLOSE}")
     body = "\n".join(blocks)
     return f"{thought}\n\n{body}" if thought and body else thought or body
+
+
+def with_thought(answer: str, thought: str | None) -> str:
+    """Return an answer with the thought that its server gave apart; the answer alone where `read` would not tell it."""
+    if not thought:
+        return answer
+    text = write(replace(read(answer), reasoning=thought))
+    return text if read(text).reasoning == thought else answer
+
+
+def thoughts_apart(messages: Iterable[Message]) -> list[Message]:
+    """Return messages with the thoughts of answers beside their content, where chat templates look for them."""
+    apart = []
+    for message in messages:
+        parts = read(message["content"]) if message["role"] == "assistant" else MessageParts("")
+        if parts.reasoning is not None:
+            content = write(replace(parts, reasoning=None))
+            message = {**message, "content": content, "reasoning_content": parts.reasoning}
+        apart.append(message)
+    return apart
 
 
 def is_object(text: str) -> bool:
@@ -273,9 +293,9 @@ def _turn_form(tokenizer: Any) -> TurnForm:
 def render(tokenizer: Any, conversations: Sequence[tuple[Sequence[Message], bool]], tools: Tools = ()) -> list[str]:
     """Return conversations as the chat template writes them, each up to where an answer begins if it is said to.
 
-    Tool calls are rendered from their parts where tools are given and the template has calls. What it has not, or
-    refuses, is written in the nearest form that it takes: calls in the text, results as the user's, and messages of one
-    role in a row as one. Tools are declared where the template can.
+    Thoughts, and tool calls where tools are given, are rendered from their parts where the template has them. What it
+    has not, or refuses, is written in the nearest form that it takes: calls in the text, results as the user's, and
+    messages of one role in a row as one. Tools are declared where the template can.
     """
     call_id = _call_id(tokenizer) if tools else None
     results = any(message["role"] == "tool" for messages, _ in conversations for message in messages)
@@ -283,7 +303,7 @@ def render(tokenizer: Any, conversations: Sequence[tuple[Sequence[Message], bool
     if call_id:
         forms = [partial(parsed_calls, call_id=call_id), partial(_written_calls, call_id=call_id)]
     elif not results or _takes_results(tokenizer):
-        forms = [list]
+        forms = [thoughts_apart if _writes_thoughts(tokenizer) else list]
     declared = list(tools) if tools and declares_tools(tokenizer) else None
     error: Exception | None = None
     for form in (*forms, _plain):
@@ -344,6 +364,12 @@ def _takes_results(tokenizer: Any) -> bool:
     return _known(tokenizer, "results", lambda: _writes(tokenizer, None))
 
 
+def _writes_thoughts(tokenizer: Any) -> bool:
+    """Return whether a template writes the thought of an answer that is beside its content."""
+    roles = {"user": ".", "assistant": write(MessageParts(SENTINEL, (), QUESTION))}
+    return _known(tokenizer, "thoughts", lambda: QUESTION in _probed(tokenizer, roles, False, CALL_IDS[0], last=True))
+
+
 def _writes(tokenizer: Any, call_id: str | None) -> bool:
     call = ToolCall(CALLED, json.dumps({"a": QUESTION}, ensure_ascii=False))
     roles = {"user": ".", "assistant": write(MessageParts("", (call,))), "tool": SENTINEL}
@@ -351,7 +377,9 @@ def _writes(tokenizer: Any, call_id: str | None) -> bool:
     return all(part in text for part in (CALLED, QUESTION, SENTINEL))
 
 
-def _probed(tokenizer: Any, roles: Mapping[str, str], tools: bool, call_id: str | None = None) -> str:
+def _probed(
+    tokenizer: Any, roles: Mapping[str, str], tools: bool, call_id: str | None = None, last: bool = False
+) -> str:
     """Return a conversation as a template writes it in the first form that it takes, "" where it fails on all."""
     messages = [{"role": role, "content": content} for role, content in roles.items()]
     for form in (parsed_calls, _written_calls) if call_id else (None,):
@@ -360,7 +388,7 @@ def _probed(tokenizer: Any, roles: Mapping[str, str], tools: bool, call_id: str 
                 form(messages, call_id or "") if form else messages,
                 tools=[PROBED_TOOL] if tools else None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=not last,
             )
             return text
     return ""
@@ -441,17 +469,24 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
     """Return the token ids of an answer with the token that ends it, as `DPOTrainer` trains on them.
 
     Also the number of tokens at the end of the opening that they replace, where the template opens a thought that it
-    does not write into an answer without one. What the template leaves out of an answer stays as it was said.
+    does not write into an answer without one, or closes an empty one before an answer that has one. What the template
+    leaves out of an answer stays as it was said.
     """
     form, parts = turn_form(tokenizer), read(answer)
     opening, common = form.opening or "", len(form.opening or "")
     whole = f"{opening}{answer}{form.closing}"
-    if form.opening is None or not form.verbatim or (tools and parts.calls):
+    apart = (tools and parts.calls) or (parts.reasoning and _writes_thoughts(tokenizer))
+    if form.opening is None or not form.verbatim or apart:
         said: Message = {"role": "assistant", "content": answer}
         opening, whole = render(tokenizer, [(messages, True), ([*messages, said], False)], tools)
         common = _length_in_common(opening, whole)
         kept = [parts.content.strip(), (parts.reasoning or "").strip(), *(call.name for call in parts.calls)]
-        fits = common == len(opening) or OPENED.search(opening[-MOST_OPENED:])
+        ending = opening[-MOST_OPENED:]
+        fits = (
+            common == len(opening)
+            or OPENED.search(ending)
+            or any(not ending[end:].strip() for *_, end in thought_spans(ending))
+        )
         if fits and all(whole.count(part, common) >= kept.count(part) for part in kept):
             at = whole.rfind(form.end, common) if form.end else -1
             whole = whole if at < 0 else whole[: at + len(form.end)]

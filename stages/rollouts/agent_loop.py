@@ -25,7 +25,7 @@ from composer_stages.envs import boundary
 from composer_stages.envs.base import Environment, Grade, GradesTogether, HasSolutions, Observation, Task
 from composer_stages.errors import ComposerError, InfrastructureError, UsageError
 from composer_stages.layout import counted
-from composer_stages.messages import Message
+from composer_stages.messages import Message, with_thought
 from composer_stages.policy import ask_all, background
 from composer_stages.policy.base import (
     IDLE,
@@ -266,6 +266,8 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
     if last is not None and last.usage_by == sample.usage_by == "server" and sample.prompt_tokens <= last.prompt_tokens:
         # A conversation that grew has more tokens: a server that counts no more reads its end alone.
         sample = replace(sample, prompt_read=sample.prompt_tokens or None)
+    if sample.teacher is None:  # of a teacher's thoughts the student has seen nothing
+        sample = replace(sample, text=with_thought(sample.text, sample.reasoning))
     transcript, recorded = rollout.messages, rollout.steps[-1].num_messages if rollout.steps else 0
     digest, summary = state_sha256(turn.messages), rollout.summarising
     new_messages = transcript[recorded:]

@@ -148,7 +148,8 @@ TEACHER_ACTION = Kind(
 )
 """One answer of one teacher in one distinct state. `rollout_id` and `step` name the first recorded step in that
 state, `num_steps` counts all of them: a question that many rollouts raise is asked, and paid for, once.
-`reasoning` is the teacher's chain of thought, where its server returns that apart from text and tool calls.
+`reasoning` is the teacher's chain of thought, where its server returns that apart from text and tool calls; the action
+begins with it.
 `served_model` and `provider` are those that a server reports; `usage_by` is "server" where it counted the
 tokens, else "bound": an upper bound. `cost_usd` is null where no price is known."""
 
@@ -365,7 +366,8 @@ STEP = Kind(
 that the policy was shown, by `history`: null and "full" mean all. `truncated`: the answer is not whole, because it was
 cut, filtered, or a call that the server could not read, as `finish_reason` says. By lines: whose step it is, the state,
 the action, the observation, the reward, the tokens, the policy, the cost, what a server says of itself and its model's
-thoughts apart from the answer. `prompt_read`: the tokens that it counted, where it read less than the whole prompt."""
+thoughts apart from the answer, with which the action begins, too. `prompt_read`: the tokens that it counted, where it
+read less than the whole prompt."""
 
 ORIGIN = Kind(
     "origin",

@@ -20,7 +20,7 @@ from composer_stages import envs
 from composer_stages.envs import task_table
 from composer_stages.envs.base import Environment, Task
 from composer_stages.errors import UsageError
-from composer_stages.messages import OMITTED, Message
+from composer_stages.messages import OMITTED, Message, with_thought
 from composer_stages.policy import Sample, Turn
 from composer_stages.policy.base import VLLM
 from composer_stages.rollouts.distinct import DistinctState, DistinctStates
@@ -199,7 +199,7 @@ class TeacherQuestion:
             "teacher": self.teacher.name,
             "model": self.teacher.model,
             "sample_idx": self.sample_idx,
-            "action": None if sample.error_type else sample.text,
+            "action": None if sample.error_type else with_thought(sample.text, sample.reasoning),
             "cost_usd": sample.cost_usd if sample.price_known else None,
             "reasoning": sample.reasoning,
             "served_model": sample.served_model,

@@ -5,7 +5,18 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from composer_stages.messages import MessageParts, ToolCall, is_object, read, split_thoughts, thought_of, write
+from composer_stages.messages import (
+    MessageParts,
+    ToolCall,
+    answer_text,
+    is_object,
+    read,
+    split_thoughts,
+    thought_of,
+    thoughts_apart,
+    with_thought,
+    write,
+)
 from composer_stages.pairs.actions import canonical_call
 from composer_stages.policy.tool_calls import normalise_calls
 
@@ -159,3 +170,19 @@ def test_parts_of_a_message_are_thoughts_by_their_kind() -> None:
         "a",
     ]
     assert [thought_of(part) for part in parts] == ["a", "a", "a", "a", "a", "", None, None]
+
+
+@pytest.mark.parametrize(
+    ("thought", "text"),
+    [
+        (None, "a"),
+        ("", "a"),
+        ("why", "<think>\nwhy\n</think>\n\na"),
+        ("why\n</think>\nnot", "a"),  # of which the end would be read as the answer
+    ],
+)
+def test_a_thought_of_a_server_stands_before_its_answer(thought: str | None, text: str) -> None:
+    assert with_thought("a", thought) == text and answer_text(text) == "a"
+    [asked, said] = thoughts_apart([{"role": "user", "content": text}, {"role": "assistant", "content": text}])
+    assert asked == {"role": "user", "content": text} and said["content"] == "a"
+    assert said.get("reasoning_content") == ("why" if text != "a" else None)

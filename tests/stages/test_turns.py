@@ -24,7 +24,9 @@ from composer_stages.messages import (
     following_ids,
     opening_ids,
     pin_settings,
+    thoughts_apart,
     turn_form,
+    with_thought,
     write,
 )
 from composer_stages.policy.base import PolicyConfig
@@ -82,13 +84,18 @@ REWRITING = {  # they write an earlier answer otherwise than they open the next 
 }
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_a_public_template_is_appended_to(name: str) -> None:
+def public(name: str) -> Any:
     eos, *others = PUBLIC[name]
     template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
     tokenizer = byte_tokenizer(template, eos, others)
     fit_template(PolicyConfig(model=name), tokenizer)
     pin_settings(tokenizer, {}, PolicyConfig(model=name).template_date)
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_template_is_appended_to(name: str) -> None:
+    tokenizer = public(name)
     form = turn_form(tokenizer)
     system: Message = {"role": "system", "content": "Be brief."}
     asked, new = [system, *conversation("one")], conversation("five")
@@ -105,6 +112,24 @@ def test_a_public_template_is_appended_to(name: str) -> None:
     text = tokenizer.decode(prompt[: len(prompt) - replaced] + trained)
     assert answered.startswith(text) and text.endswith(f"two{form.closing}")
     assert bool(replaced) == name.startswith(("deepseek", "nemotron"))  # whose opening begins a thought
+
+
+THINKING = [
+    *("diffusion_gemma", "glm4moe", "gptoss", "lfm2_2_5", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
+    *("qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6"),
+]
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_a_thought_is_trained_where_the_template_writes_it(name: str) -> None:
+    tokenizer, asked, said = public(name), conversation("one"), with_thought("two", "why")
+    apart = {"role": "assistant", "content": "two", "reasoning_content": "why"}
+    answered = whole_text(tokenizer, [*asked, apart], False)
+    prompt, (trained, replaced) = opening_ids(tokenizer, asked), answer_ids(tokenizer, asked, said)
+    text = tokenizer.decode(prompt[: len(prompt) - replaced] + trained)
+    assert "why" in text and answered.startswith(text) and text.endswith(f"two{turn_form(tokenizer).closing}")
+    followed = [*asked, {"role": "assistant", "content": said}, *conversation("five")]
+    assert tokenizer.decode(opening_ids(tokenizer, followed)) == whole_text(tokenizer, thoughts_apart(followed))
 
 
 @pytest.mark.slow

@@ -107,6 +107,7 @@ def test_only_a_whole_answer_is_executed(name: str) -> None:
     assert rollout.error is None and rollout.grade.reward is not None
     rows = step_rows(rollout, policy)
     assert rows[0]["truncated"] is (expected["ending"] != "whole")
+    assert rows[0]["action"] == messages.with_thought(policy.answer.text, policy.answer.reasoning)
     ends = {"length": "max_tokens", "content_filter": "content_filter"}.get(expected["ending"])
     assert (rollout.terminated_by == ends and not rows[0]["observation"]) if ends else rows[0]["observation"]
 
@@ -118,12 +119,13 @@ def test_only_a_whole_answer_of_a_teacher_is_counted_as_whole(name: str) -> None
     row = TeacherQuestion(teacher, {}, state, lambda state: [], 0, 0).row(sample)
     tally = Tally(["r"])
     tally.add(row)
-    assert row["reasoning"] == ANSWERS[name]["expect"].get("reasoning") and row["action"] == sample.text
+    action = messages.with_thought(sample.text, sample.reasoning)
+    assert row["reasoning"] == ANSWERS[name]["expect"].get("reasoning") and row["action"] == action
     assert tally.line("t").truncated == (ANSWERS[name]["expect"]["ending"] != "whole")
     connection = duckdb.connect()
     connection.register("answers", pa.table({name: [value] for name, value in row.items()}))
     vote = connection.execute(f"SELECT {WHOLE} FROM answers").fetchall()
-    assert vote == [(sample.text if ANSWERS[name]["expect"]["ending"] == "whole" else None,)]
+    assert vote == [(action if ANSWERS[name]["expect"]["ending"] == "whole" else None,)]
 
 
 @pytest.mark.parametrize("number", range(len(REFUSALS)))
