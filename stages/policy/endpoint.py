@@ -460,7 +460,10 @@ class EndpointPolicy:
         """Return the task that asks once what the server tells of its model, beside the first requests."""
 
         async def describe() -> None:
-            self.origins.described = await described(self.client, self.config.model)
+            with suppress(CallError, Incomplete):
+                async for launch in retrying(self.config, stop=tenacity.stop_after_attempt(REFUSALS)):
+                    with launch:
+                        self.origins.described = await described(self.client, self.config.model)
 
         if self._description is None:
             self._description = asyncio.create_task(describe())

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from composer_stages.policy.bills import parse
-from composer_stages.policy.client import CallError, Client
+from composer_stages.policy.client import CallError, Client, RetryableError
 from composer_stages.runs import store
 
 LISTED = ("root", "parent", "owned_by", "owner", "meta", "digest", "quantization", "hugging_face_id")
@@ -29,12 +29,18 @@ Served = tuple[str | None, str | None]
 
 
 async def described(client: Client, model: str) -> dict[str, Any]:
-    """Return what a server tells of a model without being asked for an answer; empty where it tells nothing."""
-    told: dict[str, Any] = {}
-    with suppress(CallError):
+    """Return what a server tells of a model without being asked for an answer; empty where it tells nothing.
+
+    `RetryableError` where its list of models may be there later.
+    """
+    try:
         rows = await client.models() or []
-        row = next((row for row in rows if row["id"] == model), rows[0] if len(rows) == 1 else {})
-        told = {name: row[name] for name in LISTED if row.get(name) is not None}
+    except RetryableError:
+        raise
+    except CallError:
+        rows = []
+    row = next((row for row in rows if row["id"] == model), rows[0] if len(rows) == 1 else {})
+    told = {name: row[name] for name in LISTED if row.get(name) is not None}
     if told.get("owned_by", "llamacpp") == "llamacpp":
         with suppress(CallError, ValueError):
             root = re.sub(r"/v\d+$", "", str(client.config.base_url).partition("?")[0].rstrip("/"))

@@ -473,7 +473,7 @@ def test_nobody_waits_for_what_a_server_tells_of_its_model(tmp_path: Path) -> No
         def get(self) -> None:
             assert answered.wait(9.0)
             before.append(len(kept(tmp_path)))
-            self.send(200, {"data": [{"id": "big", "root": "r"}]})
+            self.send(503 if len(before) == 1 else 200, {"data": [{"id": "big", "root": "r"}]})  # it is starting
 
         def post(self) -> None:
             self.body()
