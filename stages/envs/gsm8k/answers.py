@@ -28,28 +28,35 @@ WORKER = Path(__file__).with_name("worker.py")
 ATOM = r"(?:\d+(?:\.\d+)?|\.\d+)%?"
 FRACTION = r"\d*\s*\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|\d*\s*\\sqrt\s*\{[^{}]*\}"
 QUANTITY = re.compile(
-    rf"[-+]?(?:{FRACTION})|(?<![A-Za-z0-9_.^/])(?<!\d:)(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%_]\d|[A-Za-z]\d|[xyzni]\b|\s?π)"
+    rf"[-+]?(?:{FRACTION})|(?<![A-Za-z0-9_.^/])(?<!\d:)(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%_]\d|_\{{|[A-Za-z]\d|[xyzni]\b|\s?π)"
 )
 """A number, or an expression of numbers; times of day are none."""
-HEADING = re.compile(r"(?i)(?:step|part|case|problem|question|solution|note)\b|\d+[.):]\s+[a-z]")
+HEADING = re.compile(r"(?i)(?:step|part|case|problem|question|solution(?!\s*[:=]\s*\S)|note)\b|\d+[.):]\s+[a-z]")
 ENUMERATOR = re.compile(r"^\s*\d+[.)]\s+(?=\D)")
 ASIDE = re.compile(r"(?<=[\w%])\s+\([^()]*\)")
 """What stands in brackets behind a word or number."""
 TAG = re.compile(r"(?is)<answer>(.*?)(?:</answer>|\Z)")
 HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
 PHRASE = re.compile(r"(?i)\banswers?\b[\s*_]*(?:\bis\b|\bare\b|[:=])[\s*_:]*(.*)")
+NOT = re.compile(r"(?i)(?:is )?(?:not|neither|never)\b")
+DENIED = re.compile(r"(?i)\b(?:not|neither|never|can(?:no|'|’)t be)\s+[-$€£(]*$")
+DENYING = re.compile(r"(?i)[^\w.]*(?:is|was) (?:not|wrong|incorrect)\b")
+"""What stands before, and behind, a number that is said not to be the answer."""
+CORRECTION = re.compile(r"(?i)\b(?:wait|correction|scratch that|make that|i mean|sorry)\b")
 BEFORE_PHRASE = re.compile(r"(?i)(.*)\bis (?:the|my) (?:final |correct )?answer\b")
 BOLD = re.compile(r"\*\*(.+?)\*\*|__(.+?)__")
 JOINED = re.compile(
     r"(?i)[\s*_]*(?:[a-z°]+[\s*_]+){0,2}?[a-z°]*[\s*_]*(?:,|;|&|[–—]|\bor\b|\band\b|\bto\b)[\s*_]*(?:also )?"
-    r"|\s*(?:'|(?:h|hrs?|hours?|min|minutes?|days?|weeks?|months?|years?|ft|feet|foot|lbs?|pounds?|dollars?)\b)\s*"
+    r"|\s+|\s*(?:'|(?:h|hrs?|hours?|min|minutes?|days?|weeks?|months?|years?|ft|feet|foot|lbs?|pounds?|dollars?)\b)\s*"
 )
 """What stands between two answers side by side, or between the parts of one in two units."""
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
 LATEX = {
-    r"\\(?:text|mathrm|textbf|mathbf|mbox|operatorname)\s*\{([^{}]*)\}": r" \1 ",
-    r"\{,\}|\\,(?=\d{3})|\\!": ",",
+    r"\{(?:\\,|,)\}|\\text\{,\}|\\,(?=\d{3})|\\!": ",",
+    r"\\color\s*\{\w*\}": "",
+    r"\\(?:text|mathrm|textbf|mathbf|boldsymbol|underline|mbox|operatorname)\s*\{([^{}]*)\}": r" \1 ",
+    r"(?i)(?<!\\)\bsqrt\s*\(([^()]*)\)": r"\\sqrt{\1}",
     r"\\(?:left|right|displaystyle)\b|\\[()\[\]]": "",
     r"(?<=\d)\s*(?:~|…|\.\.+)\s*(?=\d)": " to ",
     r"\\[ ;:,]|\\q?quad\b|~": " ",
@@ -57,7 +64,7 @@ LATEX = {
     r"(?i)\\pm\b|\+/-|\bplus or minus\b": "±",
     r"(?<=\d)\s*±\s*(?=\d)": " or ",
     r"±\s*(\d[\d.,]*)": r"\1 or -\1",
-    r"(?i)(?<!-)\b(?:minus|negative)\s+(?=\\?[$€£¥]?\d)|(?<=####)\s*-\s+(?=\d)": "-",
+    r"(?i)(?<!-)\b(?:minus|negative)\s+(?=\\?[$€£¥]?\d)|(?:(?<=####)|(?<=oxed\{))\s*-\s+(?=\d)": "-",
     r"(?i)\bbetween\s+(\d[\d.,]*)\s+and\s+(?=\d)": r"\1 or ",
     r"(?i)\bisn['’]t\b": "is not",
     r"√\s*\(?(\d+(?:\.\d+)?)\)?": r"\\sqrt{\1}",
@@ -68,7 +75,7 @@ LATEX = {
     r"\\div\b|÷|\u2044": "/",
     r"\\approx\b|≈|\\implies\b|\\Rightarrow\b": "=",
     r"\^\s*\{?\s*\\circ\s*\}?|°": " ",
-    r"\\?[$€£¥]": "",
+    r"(?:\b(?:US|AU?|CA?|NZ|HK|S))?\\?[$€£¥]": "",
 }
 NUMBERS = {
     r"(?<=\d)(?:[ \u00a0\u2009\u202f'’_,](?=\d{3}(?:\D|$)))": "",
@@ -76,8 +83,8 @@ NUMBERS = {
     r"\b(\d{1,3})\.(\d{3}),(\d{1,2})\b": r"\1\2.\3",
     r"(?<![\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)\b": r"\1*10^{\2}",
     r"(?<![\d./])(\d+)\s+(\d+)\s*/\s*(\d+)\b": r"(\1+\2/\3)",
-    r"(\d)(?:\s*(?i:thousand)|[kK])\b": r"\1*10^{3}",
-    r"(\d)(?:\s*(?i:million)|M)\b": r"\1*10^{6}",
+    r"(\d)(?:\s*(?i:thousand)\b|[kK]\b(?!\s*[-+*/^=(]))": r"\1*10^{3}",
+    r"(\d)(?:\s*(?i:million)\b|M\b(?!\s*[-+*/^=(]))": r"\1*10^{6}",
     r"(\d)\s*(?i:billion)\b": r"\1*10^{9}",
     r"(\d)\s*(?i:trillion)\b": r"\1*10^{12}",
     r"(\d)\s*(?i:hundred)\b": r"\1*10^{2}",
@@ -110,8 +117,9 @@ def is_right(text: str, right: str) -> bool:
 
 
 def is_number(right: str) -> bool:
-    """Return whether a right answer is a number."""
-    return QUANTITY.fullmatch(plain(right).strip()) is not None
+    """Return whether a right answer is a number, which has no letters but those of commands."""
+    text = plain(right).strip()
+    return QUANTITY.fullmatch(text) is not None and not re.search(r"(?<![\\A-Za-z])[A-Za-z]", text)
 
 
 def is_marked(text: str) -> bool:
@@ -138,6 +146,9 @@ def final_answers(text: str, *, is_number: bool = True) -> list[str]:
             bold = [match[1] or match[2] for match in BOLD.finditer(line)]
             if marked := [mark for mark in bold if QUANTITY.search(mark)]:
                 return _expressions(marked[-1], is_number)
+            before, behind = line[: numbers[-1].start()], line[numbers[-1].end() :]
+            if DENIED.search(before) or DENYING.match(behind):
+                return []
             return _expressions(line[_begin_of_last(line, numbers) :], is_number)
     return []
 
@@ -192,21 +203,27 @@ def _marks(line: str, *, behind: str = "", phrases: bool = True) -> Iterator[str
             yield content or behind
     elif phrases and not boxes:
         if phrase := PHRASE.search(rest):
-            yield phrase[1].strip(" *_") or behind
+            said = phrase[1]
+            while (later := PHRASE.search(said)) and QUANTITY.search(later[1]) and not NOT.match(later[1]):
+                said = later[1]
+            yield said.strip(" *_") or behind
         elif phrase := BEFORE_PHRASE.search(rest):
             numbers = [*QUANTITY.finditer(phrase[1])]
             yield phrase[1][_begin_of_last(phrase[1], numbers) :] if numbers else phrase[1]
 
 
 def _boxes(line: str) -> Iterator[str]:
-    r"""Yield the contents of all `\boxed{}`."""
+    r"""Yield the contents of the last `\boxed{}`, and of those side by side with it: others were steps."""
+    ends: list[tuple[int, int]] = []
     for match in re.finditer(r"\\f?boxed\s*\{", line):
         level = 1
         for end in range(match.end(), len(line)):
             level += {"{": 1, "}": -1}.get(line[end], 0)
             if not level:
-                yield line[match.end() : end]
+                between = line[ends[-1][1] + 1 : match.start()].replace("$", "") if ends else ""
+                ends = [*(ends if not between.strip() or JOINED.fullmatch(between) else []), (match.end(), end)]
                 break
+    yield from (line[begin:end] for begin, end in ends)
 
 
 def _begin_of_last(line: str, numbers: list[re.Match[str]]) -> int:
@@ -231,10 +248,11 @@ def _without_asides(text: str) -> str:
 def _expressions(mark: str, is_number: bool) -> list[str]:
     """Return the expressions of a marked text: one, or several that stand side by side."""
     mark = mark.strip(" *_`:#\t").rstrip(".")
-    if re.match(r"(?i)(?:is )?not\b", mark):
+    if NOT.match(mark):
         return []
     if not is_number:
         return [mark.strip("$ ")[:LONGEST]] if mark else []
+    mark = next((part for part in reversed(CORRECTION.split(mark)) if QUANTITY.search(part)), mark)
     _, sign, result = mark.rpartition("=")
     mark = result if sign and re.search(r"\d", result) else mark
     if "\\" in mark:
