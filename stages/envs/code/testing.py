@@ -45,6 +45,11 @@ ALLOWED = ("numpy",)
 KNOWN_TYPES = (int, float, complex, str, bytes, list, tuple, dict, set, range, Counter, deque, Fraction, Decimal)
 ATTRIBUTES = frozenset(chain.from_iterable(map(dir, KNOWN_TYPES)))
 
+OBSERVING = frozenset(
+    {"redirect_stdout", "redirect_stderr", "stdout", "stderr", "capsys", "patch", "monkeypatch", "environ"}
+)
+"""Names by which tests look at, or change, what the function does in its process, which is not theirs."""
+
 
 class CannotAsk(Refusal):
     """A test cannot be played with recorded results; the text is the reason."""
@@ -76,17 +81,28 @@ def check_test(test: str, function: str, before: str = "") -> None:
         raise CannotAsk("envs.code.no-call", function=function)
     if not any(map(_is_assertion, nodes)):
         raise CannotAsk("envs.code.asserts-nothing")
+    of_calls = {
+        name for node in nodes if isinstance(node, ast.Assign) and node.value in calls for name in _targets(node)
+    }
     for node in nodes:
+        name = str(getattr(node, "attr", getattr(node, "id", getattr(node, "name", ""))))
+        if name in OBSERVING:
+            raise CannotAsk("envs.code.observes-process", name=name)
         if node in calls and isinstance(node, ast.Call):
             for part in chain.from_iterable(map(ast.walk, (*node.args, *(word.value for word in node.keywords)))):
                 if isinstance(part, ast.Lambda) or (isinstance(part, ast.Name) and part.id in defined):
                     raise CannotAsk("envs.code.no-plain-value", expression=_short(part))
-        elif isinstance(node, ast.Attribute) and node.value in calls and node.attr not in ATTRIBUTES:
-            raise CannotAsk("envs.code.operation-on-result", expression=_short(node))
+        elif isinstance(node, ast.Attribute) and node.attr not in ATTRIBUTES:
+            if node.value in calls or getattr(node.value, "id", "") in of_calls:
+                raise CannotAsk("envs.code.operation-on-result", expression=_short(node))
         elif isinstance(node, ast.Compare) and not all(map(_decides, node.ops, node.comparators)):
             sides = [node.left, *node.comparators]
             if not all(isinstance(side, ast.Name) or side in calls for side in sides):
                 raise CannotAsk("envs.code.compares-identity", expression=_short(node))
+
+
+def _targets(node: ast.Assign) -> list[str]:
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 
 def _is_assertion(node: ast.AST) -> bool:
