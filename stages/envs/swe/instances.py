@@ -134,7 +134,7 @@ def patched_files(base: Path, patch: str) -> trees.Changes:
     with trees.scratch() as room:
         work, file = room / "tree", room / "patch"
         work.mkdir()
-        file.write_text(patch, newline="")
+        file.write_text(patch, newline="", errors="surrogateescape")  # bytes that are no UTF-8
         touched = touched_paths(patch)
         before = {path: trees.read(base, path) for path in touched}
         trees.apply({path: content for path, content in before.items() if content}, work)
@@ -156,7 +156,7 @@ def touched_paths(patch: str) -> tuple[str, ...]:
     As git reads them: binary files, modes alone and quoted names too. `InfrastructureError` for what it cannot read.
     """
     with trees.scratch() as room:
-        (room / "patch").write_text(patch, newline="")
+        (room / "patch").write_text(patch, newline="", errors="surrogateescape")
         try:
             listed = trees.git(room, "apply", "--numstat", "-z", "patch") if patch.strip() else ""
         except RuntimeError as error:

@@ -108,6 +108,7 @@ PATCHED = {
     "link added": "ln -s a.txt link",
     "link in place of a file": "rm run.sh; ln -s a.txt run.sh",
     "lines like heads": "printf -- '--- a/x\\n+++ b/y\\nrename from z\\n' >> a.txt",
+    "bytes that are no UTF-8": "printf 'caf\\351\\n' > latin.txt",
     "line ends": "printf 'one\\r\\ntwo' > crlf.txt",
 }
 
@@ -146,7 +147,7 @@ def test_every_patch_of_git_applies_also_inside_of_a_work_tree(
     git("--work-tree=after", "add", "--all")
     patch = subprocess.run(
         ["git", "diff", "--cached", "--binary", "-M", "-C"], cwd=tmp_path, check=True, capture_output=True
-    ).stdout.decode()
+    ).stdout.decode(errors="surrogateescape")
     assert patch
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "base"))  # inside of a work tree, where TMPDIR may be
     changed = patched_files(tmp_path / "base", patch)
