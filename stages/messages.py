@@ -359,6 +359,30 @@ def _call_id(tokenizer: Any) -> str | None:
     return _known(tokenizer, "calls", lambda: next((each for each in CALL_IDS if _writes(tokenizer, each)), None))
 
 
+def _one_call_each(tokenizer: Any, messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
+    """Return messages with each call before its own result, where a template does not write several calls of one."""
+    if not tools or not _call_id(tokenizer) or _known(tokenizer, "several", lambda: _writes_several(tokenizer)):
+        return messages
+    apart, later = list[Message](), list[Message]()
+    for message in messages:
+        if later and message["role"] == "tool":
+            apart += [message, later.pop(0)]
+            continue
+        parts = read(message["content"]) if message["role"] == "assistant" else MessageParts("")
+        apart += later
+        later = [{**message, "content": write(MessageParts("", (call,)))} for call in parts.calls[1:]]
+        if later:
+            message = {**message, "content": write(replace(parts, calls=parts.calls[:1]))}
+        apart.append(message)
+    return [*apart, *later]
+
+
+def _writes_several(tokenizer: Any) -> bool:
+    calls = tuple(ToolCall(CALLED, json.dumps({"a": text}, ensure_ascii=False)) for text in (QUESTION, SENTINEL))
+    roles = {"user": ".", "assistant": write(MessageParts("", calls))}
+    return SENTINEL in _probed(tokenizer, roles, True, _call_id(tokenizer), last=True)
+
+
 def _takes_results(tokenizer: Any) -> bool:
     """Return whether a template writes the result of a call that stands in the text of an answer."""
     return _known(tokenizer, "results", lambda: _writes(tokenizer, None))
@@ -399,6 +423,7 @@ def opening_ids(tokenizer: Any, messages: Sequence[Message], tools: Tools = (), 
 
     `TooManyTokens` where it must have more than `most`, as its characters show.
     """
+    messages = _one_call_each(tokenizer, messages, tools)
     return _ids(tokenizer, render(tokenizer, [(messages, True)], tools)[0], most)
 
 
@@ -478,6 +503,7 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
     apart = (tools and parts.calls) or (parts.reasoning and _writes_thoughts(tokenizer))
     if form.opening is None or not form.verbatim or apart:
         said: Message = {"role": "assistant", "content": answer}
+        messages = _one_call_each(tokenizer, messages, tools)
         opening, whole = render(tokenizer, [(messages, True), ([*messages, said], False)], tools)
         common = _length_in_common(opening, whole)
         kept = [parts.content.strip(), (parts.reasoning or "").strip(), *(call.name for call in parts.calls)]

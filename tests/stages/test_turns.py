@@ -209,7 +209,10 @@ def test_calls_are_written_in_the_form_that_a_template_takes(call: str, written:
     text = tokenizer.decode(opening_ids(tokenizer, [*asked, *new], [PROBED_TOOL]))
     assert text.startswith("declared probed_tool<end><user>q<end><assistant>") and written in text
     following = tokenizer.decode(following_ids(tokenizer, new, answer=said, tools=[PROBED_TOOL]))
-    assert text.endswith(f"<end>{following}") and following == f"{results}<assistant>"
+    assert following == f"{results}<assistant>"
+    if call == FIRST:  # several calls of history are messages of their own
+        following = "<tool>c of call00000<end><assistant>cat {}<end><tool>d of call00001<end><assistant>"
+    assert text.endswith(f"<end>{following}")
     # Of an answer nothing is left out: where the template would, it stays as it was said.
     trained = tokenizer.decode(answer_ids(tokenizer, asked[:1], said, [PROBED_TOOL])[0])
     assert "cat" in trained and (trained == f"{said}<end>") == (call == FIRST)
