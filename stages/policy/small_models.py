@@ -110,6 +110,14 @@ def dynamic_context(config: Any) -> int:
     return getattr(text, "max_position_embeddings", 0) if "dynamic" in kinds else 0
 
 
+def forget_lengths(model: Any) -> None:
+    """Have a dynamic rope take its frequencies from the next row alone: it keeps those of the longest row before."""
+    if dynamic_context(model.config):
+        for module in model.modules():
+            for name in [each for each in vars(module) if each.endswith("max_seq_len_cached")]:
+                setattr(module, name, 0)
+
+
 def _lengths(values: Any, name: str = "") -> list[int]:
     if isinstance(values, dict):
         return [length for key, value in values.items() for length in _lengths(value, str(key))]

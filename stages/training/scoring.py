@@ -146,6 +146,7 @@ def _separately(model: Any, trees: Sequence[Tree], batched: float, logits: bool)
         ]
         padded = torch.tensor([row + [0] * (width - len(row)) for row in inputs], dtype=torch.long)
         ids, positions = on_device([padded, torch.tensor(places)], device)
+        small_models.forget_lengths(model)
         compute = model if logits else model.get_decoder()
         out = compute(input_ids=ids, use_cache=False)
         hidden = out.logits if logits else out.last_hidden_state  # [B, T, H]

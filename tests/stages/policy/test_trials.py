@@ -35,6 +35,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.5,
 }
 CONTEXT = 32
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 4.0, 9.0, 16.0], "factor": 8.0}
 LONG |= {"rope_theta": 10000.0, "original_max_position_embeddings": CONTEXT}
 
@@ -164,8 +165,7 @@ def test_an_architecture_that_is_not_made_small_is_computed_the_plain_way() -> N
 
 @pytest.mark.parametrize(("shown", "window", "tokens"), [("all", None, 48), ("before", 64, 48), ("before", 32, 32)])
 def test_no_way_is_taken_behind_the_context_of_a_dynamic_rope(shown: str, window: int | None, tokens: int) -> None:
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
-    config = MistralConfig(max_position_embeddings=48, sliding_window=window, rope_parameters=rope)
+    config = MistralConfig(max_position_embeddings=48, sliding_window=window, rope_parameters=DYNAMIC)
     assert trials.longest({BATCHED: shown}, BATCHED, config) == tokens
     assert trials.longest({BATCHED: None}, BATCHED, config) == trials.longest({}, BATCHED, config) == 0
 
@@ -182,3 +182,21 @@ def test_what_rounding_magnifies_is_told_from_a_defect_in_float64(defect: float,
     assert 1e-3 < magnified() < 2
     assert trials.agrees(model, magnified) == wrong
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_rows_behind_the_context_of_a_dynamic_rope_are_scored_alike_in_any_order() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, max_position_embeddings=CONTEXT, rope_parameters=DYNAMIC)
+    trees = [Tree([5, 6, 7], ([8 + i % 80 for i in range(length - 3)],)) for length in (CONTEXT, 40, 90, 20)]
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        alone = []
+        for tree in trees:
+            fresh = AutoModelForCausalLM.from_config(config).eval()
+            fresh.load_state_dict(model.state_dict())
+            logits = fresh(input_ids=torch.tensor([[*tree.prompt, *tree.branches[0]]]), use_cache=False).logits
+            alone.append(logits[0, 2:-1].log_softmax(-1).gather(-1, torch.tensor(tree.branches[0])[:, None])[:, 0])
+        for order in ([2, 1, 0, 3], [3, 1, 2, 0]):
+            for number in order:
+                found = token_log_probs(model, score(model, [trees[number]]))
+                torch.testing.assert_close(found, alone[number], rtol=1e-4, atol=1e-4)
