@@ -39,7 +39,7 @@ from composer_stages.runs.run import Inputs, RunWriter, Slot
 from composer_stages.runs.stage import Plan, Stage
 from composer_stages.training.config import Config
 from composer_stages.training.memory import choose_passes, describe_plan, unused
-from composer_stages.training.model_shape import ASSUMED, Prompts, measure_prompts
+from composer_stages.training.model_shape import ASSUMED, Prompts, measure_rows
 from composer_stages.training.plan import resolve
 
 
@@ -48,7 +48,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     config = _with_runs(inputs, config)
     resolved = resolve(config, world_size(), inputs, _longest_row(inputs))
     if resolved.shape is not None and not resolved.small:
-        resolved = choose_passes(resolved, _foreseen(config), unused(resolved))
+        resolved = choose_passes(resolved, _foreseen(inputs, config), unused(resolved))
     if config.trl:
         from composer_stages.training.trl_arguments import trl_arguments
 
@@ -66,8 +66,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     )
 
 
-def _foreseen(config: Config) -> Prompts:
-    """Return the lengths of the prompts, measured where no foreign code is executed and no tokenizer fetched for it."""
+def _foreseen(inputs: Inputs, config: Config) -> Prompts:
+    """Return the lengths of the rows, measured where no foreign code is executed and no tokenizer fetched for it."""
     policy, name = config.policy.in_process(), config.env.name
     if not envs.is_shipped(name) or config.env.curriculum or not available.tokenizer_is_here(policy):
         return ASSUMED
@@ -75,7 +75,8 @@ def _foreseen(config: Config) -> Prompts:
 
     tokenizer = open_tokenizer(policy, listener=lambda action, done, total: None)
     environment = envs.load(name, config.env_options())
-    return measure_prompts(environment, config.draw(lambda: environment, config.tasks), tokenizer, policy.tool_calls)
+    tasks = config.draw(lambda: environment, config.tasks)
+    return measure_rows(inputs, config, environment, tasks, tokenizer)
 
 
 def _with_runs(inputs: Inputs, config: Config) -> Config:
@@ -115,7 +116,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         from composer_stages.arms.hint_check import check_hints
         from composer_stages.training import assembly, replicas, report
 
-    resolved = assembly.fit_plan(resolved, tasks, out, ranks)
+    resolved = assembly.fit_plan(resolved, inputs, tasks, out, ranks)
     config, replica = resolved.config, replicas.join(resolved.config.diloco, out)
     if replica is not None:
         seed = config.seed + replicas.SEEDS_APART * replica.number

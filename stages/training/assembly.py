@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
 from composer_stages.backends import resources
 from composer_stages.backends.ranks import Ranks
 from composer_stages.envs.base import Task
@@ -35,7 +37,7 @@ from composer_stages.training.channels.rollouts import open_teacher
 from composer_stages.training.collapse import Watch
 from composer_stages.training.distributed import ShardedTrainer, Student, TrainerInStep
 from composer_stages.training.memory import check_memory, choose_passes, estimate_memory, room, unused
-from composer_stages.training.model_shape import Prompts, measure_prompts
+from composer_stages.training.model_shape import Prompts, measure_rows
 from composer_stages.training.plan import TrainPlan
 from composer_stages.training.projection import PAIRS, Direction, ProjectionCallback, weight_direction
 from composer_stages.training.replicas import AllRoundsDone, OuterSteps, Replica
@@ -45,19 +47,38 @@ from composer_stages.training.rollouts import LockStep, RolloutQueue, Rollouts, 
 from composer_stages.training.trl_arguments import lora, trl_arguments
 
 
-def fit_plan(plan: TrainPlan, tasks: Sequence[Task], out: RunWriter, ranks: Ranks) -> TrainPlan:
+def fit_plan(plan: TrainPlan, inputs: Inputs, tasks: Sequence[Task], out: RunWriter, ranks: Ranks) -> TrainPlan:
     """Return the plan with passes that fit into memory; `UsageError` for a plan that TRL or the memory refuses."""
     if plan.shape is not None and not plan.small:
         policy = plan.config.policy.in_process()
         tokenizer = open_tokenizer(policy, listener=out.progress)
         with activity(Checking("measuring the prompts")):
-            prompts = measure_prompts(plan.config.opener()(), tasks, tokenizer, policy.tool_calls)
+            prompts = measure_rows(inputs, plan.config, plan.config.opener()(), tasks, tokenizer)
         plan = _agree_on_passes(plan, prompts, out, ranks)
     trl_arguments(plan, out.path)
     check_memory(plan, room(plan))
     if plan.device == "cpu" and not plan.small:
-        resources.choose_allocation(keep=resources.SPARE * estimate_memory(plan).total <= (unused(plan) or 0))
+        resources.choose_allocation(keep=_abundant(plan) <= (unused(plan) or 0))
     return plan
+
+
+def _abundant(plan: TrainPlan) -> int:
+    """Return the bytes from which memory abounds, and beyond which none that is freed is kept."""
+    return round(resources.SPARE * estimate_memory(plan).total)
+
+
+class FreedMemory(TrainerCallback):
+    """Returns freed memory to the system once the process holds more than was planned with."""
+
+    def __init__(self, beyond: int) -> None:
+        self._beyond = beyond
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Look before a step; args: `GRPOConfig`."""
+        if self._beyond and resources.return_freed(self._beyond):
+            self._beyond = 0
+
+    on_substep_end = on_step_begin
 
 
 def _agree_on_passes(plan: TrainPlan, prompts: Prompts, out: RunWriter, ranks: Ranks) -> TrainPlan:
@@ -214,6 +235,8 @@ class TrainingSession:
         # DiLoCo's callback precedes Supervision, which seals a checkpoint once all other callbacks have written.
         callbacks: list[Any] = [self.watch] if self.outer is None else [self.watch, self.outer]
         callbacks.append(checkpoints.Supervision(out, channels, rollouts, self.folder, student.ranks))
+        if plan.device == "cpu" and not plan.small:
+            callbacks.append(FreedMemory(_abundant(plan)))
         if size.keep_every:
             callbacks.append(checkpoints.KeptCheckpoints(out, student, size.keep_every))
         if self.direction is not None:

@@ -90,12 +90,25 @@ def _computed(plan: TrainPlan) -> float:
 
 def _tokens_a_pass(plan: TrainPlan) -> int:
     """Return the most tokens of a pass."""
-    size, rows = plan.config.optimisation, plan.config.optimisation.micro_batch or 1
+    size = plan.config.optimisation
+    rows = min(size.micro_batch or 1, size.prompts_per_step // plan.processes * size.generations)
     if not size.shared_prompts:
         return rows * (plan.prompts.tokens + plan.rollout_tokens)
     # Rows of all groups of a step may meet in a pass, so that it may hold as many prompts as the step has.
     prompts = min(rows, -(-size.prompts_per_step // plan.processes))
     return prompts * plan.prompts.tokens + rows * plan.rollout_tokens
+
+
+def _pair_tokens_a_pass(plan: TrainPlan) -> int:
+    """Return the tokens of pairs that are in memory beside a pass's rollouts: one of the longest, the others alike."""
+    size, prompts = plan.config.optimisation, plan.prompts
+    if not prompts.pair:
+        return 0
+    rollouts = size.prompts_per_step // plan.processes * size.generations
+    parts = max(rollouts // (size.micro_batch or rollouts), 1)
+    pairs = -(-plan.config.pairs.per_step // (plan.processes * parts))
+    tokens = round(prompts.longest_pair + (pairs - 1) * prompts.pair)
+    return min(tokens, size.max_tokens_per_micro_batch or tokens)
 
 
 @dataclass(frozen=True)
@@ -165,7 +178,7 @@ def estimate_memory(plan: TrainPlan) -> MemoryEstimate:
         bytes_per_token = stored + bytes_per_token / shape.layers
     # On its way back, besides: the gradients of a layer's output and of its input.
     bytes_per_token += 2 * shape.bytes * shape.hidden
-    tokens = _tokens_a_pass(plan)
+    tokens = _tokens_a_pass(plan) + _pair_tokens_a_pass(plan)
     # One tile of logits, whatever the tokens. On a GPU Triton's kernel writes the gradient over it; elsewhere it goes
     # through float32 logits and their gradients.
     number = shape.bytes if plan.device.startswith("cuda") else 8

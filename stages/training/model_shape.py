@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from composer_stages.errors import BadInput
 from composer_stages.policy import adapters, base, gguf, require_source
 from composer_stages.policy.base import PolicyConfig, Turn
 from composer_stages.runs import hub
+from composer_stages.runs.run import Inputs
+from composer_stages.training.config import Config
 
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt where none is measured."""
@@ -24,21 +26,26 @@ or a shell for each task."""
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is known of the rollouts of a training before it.
+    """What is known of the rows of a training before it.
 
     tokens: of the longest prompt. measured, tasks: how many prompts were measured, of how many tasks; 0 where the
-    length is assumed. answers: after which a rollout ends at the latest; None where max_steps alone ends it.
+    length is assumed. answers: after which a rollout ends at the latest; None where max_steps alone ends it. pair,
+    longest_pair: tokens of a preference pair, its state and both actions, in the mean and of the longest one that was
+    measured; 0 where pairs are not trained on or were not measured.
     """
 
     tokens: int = PROMPT_TOKENS
     measured: int = 0
     tasks: int = 0
     answers: int | None = None
+    pair: float = 0.0
+    longest_pair: int = 0
 
     def __str__(self) -> str:
+        pairs = f"pairs of {self.pair:,.0f} to {self.longest_pair:,} tokens and " if self.pair else ""
         if not self.measured:
-            return f"prompts of {self.tokens:,} tokens, which are assumed"
-        return f"prompts of at most {self.tokens:,} tokens, measured on {self.measured} of {self.tasks} tasks"
+            return f"{pairs}prompts of {self.tokens:,} tokens, which are assumed"
+        return f"{pairs}prompts of at most {self.tokens:,} tokens, measured on {self.measured} of {self.tasks} tasks"
 
 
 ASSUMED = Prompts()
@@ -61,6 +68,19 @@ def measure_prompts(environment: Environment, tasks: Sequence[Task], tokenizer: 
         environment.close()
     lengths = [len(prompt_ids(tokenizer, turn)) for turn in turns]
     return Prompts(max(lengths, default=PROMPT_TOKENS), len(lengths), len(tasks), answers)
+
+
+def measure_rows(
+    inputs: Inputs, config: Config, environment: Environment, tasks: Sequence[Task], tokenizer: Any
+) -> Prompts:
+    """Return the lengths of the prompts of some tasks, and of some pairs where a channel trains on pairs."""
+    prompts = measure_prompts(environment, tasks, tokenizer, config.policy.tool_calls)
+    if not config.channels_that_need("pairs"):
+        return prompts
+    from composer_stages.training.channels.pairs import measure_pairs
+
+    pair, longest = measure_pairs(inputs["pairs"], tokenizer, config.pairs.max_tokens)
+    return replace(prompts, pair=pair, longest_pair=longest)
 
 
 @dataclass(frozen=True)

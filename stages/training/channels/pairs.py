@@ -26,10 +26,15 @@ from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.rollouts.trace import pairs_with_states
 from composer_stages.runs.kinds import Row
+from composer_stages.runs.run import Run
 from composer_stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
 from composer_stages.training.scoring import Tree, score, token_log_probs
 
 COLUMNS = ("pair_id", "messages_json", "prompt_token_ids", "chosen", "rejected")
+
+
+MEASURED = 200
+"""Pairs whose lengths are measured before a training, spread over all of them."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,19 @@ def _token_sides(row: Row, tokenizer: Any) -> TokenPair:
     end = len(prompt) - max(replaced for _, replaced in answers)
     chosen, rejected = (prompt[end : len(prompt) - replaced] + ids for ids, replaced in answers)
     return TokenPair(row["pair_id"], Tree(prompt[:end], (chosen, rejected)))
+
+
+def measure_pairs(runs: Iterable[Run], tokenizer: Any, max_tokens: int) -> tuple[float, int]:
+    """Return `mean_and_longest` of the pairs of all runs."""
+    rows = [row for run in runs for row in pairs_with_states(run)]
+    return mean_and_longest(rows, tokenizer, max_tokens)
+
+
+def mean_and_longest(rows: Sequence[Row], tokenizer: Any, max_tokens: int) -> tuple[float, int]:
+    """Return the tokens of a pair with its state, in the mean and at most, of `MEASURED` rows spread over these."""
+    pairs, _ = tokenise(rows[:: max(len(rows) // MEASURED, 1)], tokenizer, max_tokens)
+    lengths = [len(pair.tree.prompt) + sum(map(len, pair.tree.branches)) for pair in pairs]
+    return (sum(lengths) / len(lengths), max(lengths)) if lengths else (0.0, 0)
 
 
 def fitted(pairs: Iterable[TokenPair], max_tokens: int) -> tuple[list[TokenPair], dict[str, list[str]]]:

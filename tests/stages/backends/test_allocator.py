@@ -61,6 +61,17 @@ def test_freed_blocks_are_kept_where_memory_abounds() -> None:
     assert chosen == "True" and mapped < LAYERS
 
 
+@glibc
+def test_what_holes_keep_is_returned_once_the_process_holds_more_than_was_planned() -> None:
+    clean = {name: value for name, value in os.environ.items() if name != resources.VARIABLE}
+    program = [sys.executable, __file__, "holes"]
+    done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True, env=clean | {"PYTHONPATH": str(ROOT)})
+    kept, below, returned, after, later = done.stdout.split()
+    assert int(kept) > 350 * MB, "freed blocks stay in the heap"
+    assert (below, returned) == ("False", "True") and int(after) < 250 * MB
+    assert int(later) < int(after) + 20 * MB, "what is freed from then on is returned at once"
+
+
 class Mallinfo2(ctypes.Structure):
     """glibc's figures of its allocator. Source: mallinfo(3); hblks counts the blocks that are mapped by themselves."""
 
@@ -74,16 +85,33 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
 
 
+libc = ctypes.CDLL(None)
+libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+
+def taken(megabytes: int) -> int:
+    block: int = libc.aligned_alloc(64, megabytes * MB)  # as torch takes it
+    ctypes.memset(block, 1, megabytes * MB)
+    return block
+
+
+def holes() -> None:
+    """Forty blocks of 10 MB, of which every second one goes."""
+    resources.choose_allocation(keep=True)
+    before = resident("VmRSS")
+    blocks = [taken(10) for _ in range(40)]
+    for block in blocks[::2]:
+        libc.free(block)
+    kept = resident("VmRSS") - before
+    below, returned = resources.return_freed(2**40), resources.return_freed(before)
+    after = resident("VmRSS") - before
+    libc.free(taken(60))
+    print(kept, below, returned, after, resident("VmRSS") - before)
+
+
 def layers(word: str) -> None:
     """Blocks of the sizes of Qwen3-0.6B's with 5,120 tokens in 16 bits; of each layer its output stays."""
-    libc = ctypes.CDLL(None)
-    libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-
-    def taken(megabytes: int) -> int:
-        block: int = libc.aligned_alloc(64, megabytes * MB)  # as torch takes it
-        ctypes.memset(block, 1, megabytes * MB)
-        return block
 
     def freed(*blocks: int) -> None:
         for block in blocks:
@@ -110,4 +138,4 @@ def layers(word: str) -> None:
 
 
 if __name__ == "__main__":
-    layers(sys.argv[1])
+    holes() if sys.argv[1] == "holes" else layers(sys.argv[1])

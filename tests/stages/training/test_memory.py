@@ -352,6 +352,24 @@ def test_on_a_gpu_the_estimate_is_near_the_peak_that_was_tracked(
     assert 1.0 <= found / tracked <= 1.15  # on fake tensors: GRPO, LoRA of rank 16, activations recomputed
 
 
+def test_pairs_are_in_memory_beside_the_rollouts_of_a_pass(eight: Path) -> None:
+    size = {"generations": 8, "prompts_per_step": 2, "micro_batch": 8, "shared_prompts": False}
+    plan = planned(eight, optimisation=size, pairs={"per_step": 24})
+    prompts = Prompts(100)
+
+    def activations(**more: Any) -> float:
+        return memory.estimate_memory(replace(plan, prompts=replace(prompts, **more))).activations
+
+    rollouts = replace(plan, prompts=Prompts(100 + (300 + 11 * 200) // 8), rollout_tokens=plan.rollout_tokens)
+    # Two parts of a step: twelve pairs in each, one of them as long as the longest.
+    with_pairs = activations(pair=200.0, longest_pair=300)
+    assert with_pairs == pytest.approx(memory.estimate_memory(rollouts).activations, rel=0.01)
+    assert activations() < with_pairs
+    prompts = replace(prompts, pair=200.0, longest_pair=300)
+    few = replace(plan, prompts=prompts).changed(optimisation={"max_tokens_per_micro_batch": 500})
+    assert memory.estimate_memory(few).activations < with_pairs
+
+
 @pytest.mark.parametrize(
     ("layers", "prompt", "answer", "tracked", "recomputed"),
     [(26, 1024, 3072, 10.06, True), (4, 512, 1536, 6.95, False)],
