@@ -248,7 +248,7 @@ def test_a_server_left_paused_is_refused(tmp_path: Path, model: Path) -> None:
         with pytest.raises(UsageError, match=f"is paused .* `curl -X POST {base}/resume`"):
             VllmPolicy.connect(once, f"{made.url}/", listener=quiet)
         urlopen(f"{base}/resume", b"")
-        assert VllmPolicy.connect(given, made.url, listener=quiet).found.context_tokens
+        assert VllmPolicy.connect(given, made.url, listener=quiet).server_facts.context_tokens
     finally:
         made.stop()
 
