@@ -37,7 +37,7 @@ from composer_stages.training import packing, scoring
 from composer_stages.training.scoring import Tree, score, token_log_probs, try_scoring
 
 SHAPES = Path(__file__).with_suffix(".toml")
-LIMIT_S = 600
+LIMIT_S = 1800
 CODE = (trials, small_models, kv_cache, sampling, packing, scoring)
 
 

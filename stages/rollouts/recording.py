@@ -12,6 +12,11 @@ from composer_stages.rollouts.trace import TEACHER, RolloutPayload, conversation
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
 
+TOKENS = ("logprobs", "logprob_kind", "prompt_tokens", "completion_tokens")
+OF_SAMPLE = ("finish_reason", *TOKENS, "cost_usd", "latency_s")
+OF_OBSERVATION = ("parse_error", "returncode", "timed_out", "raw_chars", "elided_chars")
+OF_GRADE = ("ground", "hidden_pass", "visible_pass", "hacked", "protocol_ok")
+"""Columns with the name of the field of a sample, an observation or a grade that they hold."""
 OF_SERVER = ("served_model", "provider", "system_fingerprint", "reasoning", "prompt_read")
 """Columns of a step that are null where no server was asked."""
 
@@ -73,11 +78,7 @@ def restore_rollout(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollo
         grade=Grade(
             reward=row["reward"],
             error=row["error"],
-            ground=row["ground"],
-            hidden_pass=row["hidden_pass"],
-            visible_pass=row["visible_pass"],
-            hacked=row["hacked"],
-            protocol_ok=row["protocol_ok"],
+            **{name: row[name] for name in OF_GRADE},
             work=Work(**work, metrics=metrics),
         ),
         terminated_by=row["terminated_by"],
@@ -87,31 +88,20 @@ def restore_rollout(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollo
     )
     for step, prompt in zip(steps, prompt_ids(steps), strict=True):
         used = orjson.loads(step["sampling_json"])
-        of_server: dict[str, Any] = {name: step.get(name) for name in OF_SERVER}
+        of_sample: dict[str, Any] = {name: step.get(name) for name in (*OF_SAMPLE, *OF_SERVER)}
         sample = Sample(
             text=step["action"],
             prompt_ids=prompt,
             policy_version=used.get("policy_version"),
             completion_ids=step["completion_token_ids"],
-            finish_reason=step["finish_reason"],
-            logprobs=step["logprobs"],
-            logprob_kind=step["logprob_kind"],
-            prompt_tokens=step["prompt_tokens"],
-            completion_tokens=step["completion_tokens"],
-            cost_usd=step["cost_usd"],
-            latency_s=step["latency_s"],
-            **of_server,
+            **of_sample,
         )
         observation = Observation(
             step["observation"],
             commands=tuple(step["commands"]),
             duration_s=step["command_s"],
             stop=step["terminated_by"],
-            parse_error=step["parse_error"],
-            returncode=step["returncode"],
-            timed_out=step["timed_out"],
-            raw_chars=step["raw_chars"],
-            elided_chars=step["elided_chars"],
+            **{name: step[name] for name in OF_OBSERVATION},
         )
         new_messages = orjson.loads(step["new_messages_json"])
         rollout.steps.append(
@@ -122,23 +112,7 @@ def restore_rollout(planned: LiveRollout, recorded: RolloutPayload) -> LiveRollo
 
 def verdict_columns(grade: Grade) -> Row:
     """Return the verdicts of a grade as columns of `rollout/1` and `eval_item/1`."""
-    return {
-        "ground": grade.ground,
-        "hidden_pass": grade.hidden_pass,
-        "visible_pass": grade.visible_pass,
-        "hacked": grade.hacked,
-        "protocol_ok": grade.protocol_ok,
-    }
-
-
-def _observation_columns(observation: Observation) -> Row:
-    return {
-        "parse_error": observation.parse_error,
-        "returncode": observation.returncode,
-        "timed_out": observation.timed_out,
-        "raw_chars": observation.raw_chars,
-        "elided_chars": observation.elided_chars,
-    }
+    return {name: getattr(grade, name) for name in OF_GRADE}
 
 
 def work_columns(work: Work) -> Row:
@@ -173,14 +147,6 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "num_messages": step.num_messages,
             "state_sha256": step.state_sha256,
             "seed": step.seed,
-            "finish_reason": sample.finish_reason,
-            "logprobs": sample.logprobs,
-            "logprob_kind": sample.logprob_kind,
-            "prompt_tokens": sample.prompt_tokens,
-            "completion_tokens": sample.completion_tokens,
-            "cost_usd": sample.cost_usd,
-            "latency_s": sample.latency_s,
-            **_observation_columns(observation),
             "step": index,
             "num_steps": len(rollout.steps),
             "new_messages_json": store.encode(step.new_messages).decode(),
@@ -200,7 +166,8 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "sampling_json": store.encode(used | version | ({} if teacher is None else {TEACHER: teacher})).decode(),
             "command_s": observation.duration_s,
             "history": rollout.history,
-            **{name: getattr(sample, name) for name in OF_SERVER},
+            **{name: getattr(sample, name) for name in (*OF_SAMPLE, *OF_SERVER)},
+            **{name: getattr(observation, name) for name in OF_OBSERVATION},
         }
         rows.append(row)
         prefix = [*(prompt or []), *(sample.completion_ids or [])]
@@ -218,7 +185,7 @@ def action_facts(rollout: LiveRollout) -> Row:
             "completion_tokens": step.sample.completion_tokens,
             "truncated": step.sample.finish_reason in endings.NOT_WHOLE,
             **{name: getattr(step.sample, name) for name in OF_SERVER},
-            **_observation_columns(step.observation),
+            **{name: getattr(step.observation, name) for name in OF_OBSERVATION},
         }
         # An exit code of 0 is a fact.
         columns = {
