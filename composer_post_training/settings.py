@@ -4,14 +4,14 @@ Their keys, and the stages as functions, stand for type checkers and editors in 
 """
 
 import re
+from importlib import import_module
+from typing import Any
 
 from composer_stages.data_files import load_text
 
 _NAMES = frozenset(re.findall(r"^class (\w+Settings)\(", load_text(__package__, "settings.pyi"), re.M))
 
 
-def __getattr__(name: str) -> type[dict[str, object]]:
-    """Return the type of a group of settings."""
-    if name in _NAMES:
-        return dict
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    """Return the type of a group of settings, or the function of a stage."""
+    return dict if name in _NAMES else getattr(import_module("composer_post_training.interface"), name)

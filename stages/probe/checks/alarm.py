@@ -17,8 +17,7 @@ needs no backward pass. Groups with equal rewards, or whose rollouts are all hac
 permutation.
 
 Hack-likeness is binary. Weights that grow with the cosine break the null: right answers have other gradient norms than
-wrong ones, so that among honest rollouts with the hack's style the right ones have larger cosines. In simulated runs of
-this kind 41 % gave an alarm at the level of 5 % with such weights, 5 % without (docs/probe-measured.md).
+wrong ones, so that among honest rollouts with the hack's style the right ones have larger cosines.
 
 A v that is unrelated to hacking may share with right answers a feature that the reward pays for. So the largest push
 must also exceed the push that `level` of the placebos of a family reach, the largest over the families that are a null

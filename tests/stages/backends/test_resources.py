@@ -4,7 +4,9 @@ import resource
 import subprocess
 import sys
 
-from composer_stages.backends.resources import limited_memory
+import torch
+
+from composer_stages.backends.resources import limited_memory, peak_memory
 
 SPACE = 2**28
 
@@ -35,3 +37,10 @@ def test_a_lower_limit_stays() -> None:
         lower = resource.getrlimit(resource.RLIMIT_DATA)
         with limited_memory(2 * SPACE):
             assert resource.getrlimit(resource.RLIMIT_DATA) == lower
+
+
+def test_the_peak_of_memory_is_in_bytes_and_holds_what_was_freed() -> None:
+    before = peak_memory(torch.device("cpu"))
+    filled = bytearray(b"x") * (before + 2**26)
+    del filled
+    assert before + 2**26 <= peak_memory(torch.device("cpu")) < 8 * before + 2**30
