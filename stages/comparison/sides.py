@@ -216,7 +216,7 @@ def _alike(base: pa.Table, candidate: pa.Table, worded: bool) -> tuple[str, ...]
     which.
     """
     first, second = ({*side["key"].to_pylist()} for side in (base, candidate))
-    alone = [sorted(first - second, key=len), sorted(second - first, key=len)]
+    alone = [sorted(ids, key=lambda name: (len(name), name)) for ids in (first - second, second - first)]
     if not worded and [{*ids} for ids in sorted(alone)] == [{"0"}, {f"{len(first)}"}] and len(first) == len(second):
         raise BadInput("comparison.ids-from-0-and-1", first=alone[0][0], second=alone[1][0])
     written = {_plain(name) for name in alone[1]}

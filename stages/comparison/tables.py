@@ -50,6 +50,7 @@ IDS = (
 VERDICTS = ("score", "reward", "passed", "correct", "is_correct", "resolved", "success", "value")
 """Columns of scores that name no metric: those of two logs are comparable whichever each has."""
 SCORES = (*VERDICTS, "acc", "accuracy", "exact_match", "f1")
+PARTS = (("id", IDS), ("score", SCORES))
 GROUPS = ("scores", "rewards", "metrics", "rubric")
 """Columns whose keys are scores."""
 MODELS = ("model", "model_name", "model_id")
@@ -138,7 +139,9 @@ class Columns:
         has_id, has_score = self.ids or {*IDS} & {*names}, self.scores or {*SCORES, *GROUPS} & {*names}
         if not (has_id and has_score):
             ids, scores = () if has_id else IDS, () if has_score else SCORES
-            raise BadInput("comparison.no-table", label=path, ids=ids, scores=scores, columns=names)
+            plain = {name.strip().casefold(): name for name in names}
+            near = {what: next((plain[name] for name in words if name in plain), "") for what, words in PARTS}
+            raise BadInput("comparison.no-table", label=path, ids=ids, scores=scores, columns=names, near=near)
         return wanted
 
 
@@ -249,7 +252,14 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         cells["question"] = first(())
     scores = _scores(path, table, columns, id_columns, is_csv(source.path.name))
     if not scores:
-        raise BadInput("comparison.no-table", label=path, ids=(), scores=SCORES, columns=names)
+        raise BadInput(
+            "comparison.no-table",
+            label=path,
+            ids=(),
+            scores=SCORES,
+            columns=names,
+            near=dict.fromkeys(("id", "score"), ""),
+        )
     kinds = tuple(ScoreKind(name, "" if name in VERDICTS else name) for name in scores)
     if metrics is not None:
         cells, scores, kinds = _by_metric(cells, scores, metrics)

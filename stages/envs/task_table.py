@@ -77,8 +77,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     # split and not splitlines, which also cuts at U+2028 and its like, and these are legal inside a JSON string.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     # One that is nested too deeply is no array of rows: who reads the line says so.
-    if lines and (first := lines[0][1]).lstrip()[:1] == "[" and json_text.depth(first) <= json_text.MOST_LEVELS:
-        raise BadInput("envs.file-is-an-array", path=path)
+    first = lines[0][1].strip() if lines else ""
+    if first == "{" or (first[:1] == "[" and json_text.depth(first) <= json_text.MOST_LEVELS):
+        raise BadInput("envs.file-is-one-document", path=path)
     yield from lines
 
 
@@ -92,7 +93,9 @@ def parse_line(line: str, prefix: str = "", *, measured: bool = False) -> Row:
         constant = (lambda _: None) if measured else None
         row = json_text.loads(line, parse_constant=constant, parse_float=_float, object_pairs_hook=_object)
     except json.JSONDecodeError as error:  # its own line is that within the text, which is always the first
-        raise BadInput("envs.line-not-json-at", prefix=prefix, reason=error.msg, column=error.colno) from None
+        written = "comma" if line.rstrip().endswith("},") else "python" if PYTHON.search(line) else ""
+        reason, column = error.msg, error.colno
+        raise BadInput("envs.line-not-json-at", prefix=prefix, reason=reason, column=column, written=written) from None
     except json_text.TooDeep as error:
         raise BadInput("envs.line-too-deep", prefix=prefix, error=error) from None
     except ValueError as error:
@@ -151,6 +154,8 @@ def is_held_out(digest: str) -> bool:
     return int(digest[:12], 16) % HELD_OUT == 0
 
 
+PYTHON = re.compile(r"^\s*\{\s*'|[:,\[]\s*(?:None|True|False)\b")
+"""What a line has that is a dictionary of Python and no JSON."""
 MEANT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("instruction", "instructions", "question", "problem", "input", "task", "description"), ("prompt",)

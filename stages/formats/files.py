@@ -393,10 +393,8 @@ def find(patterns: list[str], also: Sequence[str] = ()) -> list[Source]:
             is_word = not path.suffix and path.parent == Path() and not path.exists()
             nearest = (did_you_mean(pattern, FORMATS) if is_word else "") or store.nearest(path)
             formats = [*FORMATS] if is_word and len(patterns) > 1 else []
-            endings = [*READABLE, *also]
-            raise BadInput(
-                "formats.folder-without-files", pattern=pattern, endings=endings, nearest=nearest, formats=formats
-            )
+            about = {"exists": path.exists(), "endings": [*READABLE, *also], "nearest": nearest, "formats": formats}
+            raise BadInput("formats.folder-without-files", pattern=pattern, **about)
         for source in matches:
             (beside if source.is_sidecar else named).setdefault(source.path, source)
     sources = [*named.values(), *(source for path, source in beside.items() if path not in named)]

@@ -37,7 +37,6 @@ from composer_stages.formats.measurement import (
     unread,
 )
 from composer_stages.formats.reports import TIME, task_of, time_of
-from composer_stages.runs import store
 
 NAME = "lm-eval"
 METRICS = ("exact_match", "acc", "acc_norm", "pass@1", "pass_at_1", "f1")
@@ -67,9 +66,9 @@ KEPT = ("doc_id", "doc", "doc_hash", "prompt_hash", "metrics", *METRICS)
 """What lines of a document's other filters, and those that wait for them, keep beside their metrics."""
 OF_RESULTS = ("chat_template_sha", "system_instruction_sha", "fewshot_as_multiturn")
 OF_CONFIG = (
-    *("dataset_path", "dataset_name", "dataset_kwargs", "test_split", "validation_split", "fewshot_split"),
-    *("output_type", "generation_kwargs", "repeats", "filter_list"),
-    *("target_delimiter", "fewshot_delimiter", "gen_prefix"),
+    *("doc_to_text", "description", "dataset_path", "dataset_name", "dataset_kwargs", "test_split", "validation_split"),
+    *("fewshot_split", "output_type", "generation_kwargs", "repeats", "filter_list", "target_delimiter"),
+    *("fewshot_delimiter", "gen_prefix"),
 )
 """What the results say of how a task was asked, and what its configuration does."""
 OF_A_FOLDER = ("model", "sampling", "directions")
@@ -181,9 +180,6 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
     shots = about.get("n-shot") or {}
     settings = {**(about.get("sampling") or {}), **({"num_fewshot": {task: shots[task]}} if task in shots else {})}
     settings |= {name: about.get(name) for name in OF_RESULTS} | {name: config.get(name) for name in OF_CONFIG}
-    prompts = {name: config.get(name) for name in ("doc_to_text", "description") if isinstance(config.get(name), str)}
-    # Templates are long: their digests tell them apart.
-    settings |= {name: store.digest(text)[:8] for name, text in prompts.items() if text}
     version = (about.get("versions") or {}).get(task)
     return MeasuredLog(
         NAME,

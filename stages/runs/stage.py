@@ -18,7 +18,7 @@ from composer_stages.runs import display
 from composer_stages.runs.kinds import Kind, Row
 from composer_stages.runs.run import Inputs, Judgement, Run, RunWriter, Slot
 from composer_stages.runs.settings import FileTree, StageConfig, Tree, merge, read_file
-from composer_stages.words import Sentence
+from composer_stages.words import Sentence, did_you_mean
 
 ConfigT = TypeVar("ConfigT", bound=StageConfig)
 Unit = TypeVar("Unit")
@@ -125,7 +125,7 @@ def later(module: str, *names: str) -> dict[str, Any]:
 def load_stage(name: str) -> Stage[Any]:
     """Import the stage of this name; `UsageError` lists the names when there is none."""
     if name not in STAGES:
-        raise UsageError("runs.no-stage", name=name, stages=STAGES)
+        raise UsageError("runs.no-stage", name=name, stages=STAGES, nearest=did_you_mean(name, STAGES))
     stage: Stage[Any] = import_module(STAGES[name].module).STAGE
     return stage
 

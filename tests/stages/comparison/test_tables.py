@@ -419,7 +419,9 @@ def test_ids_in_other_writings_are_named_and_those_from_0_and_from_1_refused(tmp
     )
     config = Config(paths=[str(a), str(b)])
     (pairing,) = compare(read_sides(config.paths), config)[0].pairings
-    assert pairing.matched.alike == tuple(sorted(names[0][:4], key=len)), "none of them is matched"
+    assert pairing.matched.alike == tuple(sorted(names[0][:4], key=lambda name: (len(name), name))), (
+        "none of them is matched"
+    )
     zero, first = (made(tmp_path / f"{k}.csv", [{"id": i + k, "score": 1} for i in range(30)]) for k in (0, 1))
     refused(lambda: compared(zero, first), BadInput, code="comparison.ids-from-0-and-1", first="0", second="30")
     shop, air = (

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.transcripts import jsonl
 
+from composer_stages.envs import task_table
 from composer_stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, family_of, split_rows
 from composer_stages.envs.tasks import rows
 from composer_stages.errors import BadInput, UsageError
@@ -152,12 +153,25 @@ def test_a_value_of_a_table_that_json_lacks_is_named(tmp_path: Path, column: str
         rows.load(str(tmp_path / "my.parquet"))
 
 
-def test_an_array_in_place_of_lines_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "code", "written"),
+    [
+        (json.dumps([GOOD, OTHER], indent=1), "envs.file-is-one-document", None),
+        (json.dumps(GOOD, indent=1), "envs.file-is-one-document", None),
+        (f"{json.dumps(GOOD)},\n{json.dumps(OTHER)},\n", "envs.line-not-json-at", "comma"),
+        (f"{GOOD}\n", "envs.line-not-json-at", "python"),
+        ('{"prompt": None}\n', "envs.line-not-json-at", "python"),
+        ('{"prompt": "x"\n', "envs.line-not-json-at", ""),
+    ],
+)
+def test_what_is_no_object_a_line_is_refused_with_what_it_is(
+    tmp_path: Path, content: str, code: str, written: str | None
+) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps([GOOD, OTHER], indent=1))
+    path.write_text(content)
     with pytest.raises(BadInput) as raised:
-        rows.load(str(path))
-    assert raised.value.code == "envs.file-is-an-array"
+        task_table.read_rows(path, measured=False)
+    assert (raised.value.code, raised.value.values.get("written")) == (code, written)
 
 
 @pytest.mark.parametrize("path", ["my.txt", "no/such/file.csv", "folder"])
