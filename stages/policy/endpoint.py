@@ -420,6 +420,17 @@ class EndpointPolicy:
                 self._undecided = None
             return True
 
+    async def _is_of_address(self, error: WebPage | MissingModel, request: Request) -> bool:
+        """Return whether a page or a 404 is the answer to all requests: the server answers no plain question either.
+
+        From a server that answers, a page is a gateway's, which will be back, or a firewall's for one input.
+        """
+        if not self._answered and isinstance(error, WebPage) and request.get("messages") != QUESTION:
+            async with self._deciding:
+                with suppress(CallError, ComposerError):
+                    await self._greet()
+        return not self._answered
+
     async def _kept(self, key: str, request: Request) -> Sample | None:
         """Return the cached answer of a request; None if no cache has one, or a body that is no answer."""
         for cache in self._caches:
@@ -605,8 +616,7 @@ class EndpointPolicy:
                 await self._share(key, entry)
             # Without a bill the server may have done the work: the bound counts as possibly spent.
             await self.budget.settle(reservation, error.billed_usd, error.claimed_usd)
-            # From a server that has answered before, a page is a gateway's, and the server will be back.
-            if isinstance(error, (WebPage, MissingModel)) and not self._answered:
+            if isinstance(error, (WebPage, MissingModel)) and await self._is_of_address(error, request):
                 raise await self.client.explained(error) from None
             raise
         self._answered = self._answers = True

@@ -84,10 +84,11 @@ def test_a_wait_longer_than_two_minutes_stops_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [200, 405, 501])
 def test_a_web_page_ends_the_run_unless_the_server_has_answered_before(tmp_path: Path, status: int) -> None:
-    with serving(lambda request, n: Reply(status, b"<!doctype html><html>hi</html>")) as server:
+    page = Reply(status, b"<!doctype html><html>hi</html>")
+    with serving(lambda request, n: page, probed=lambda request, n: page) as server:
         with pytest.raises(UsageError, match=r"is not the address of an API for chats \(a web page; is the URL"):
             ask_all(open_at(server.url, tmp_path), turns("a"))
-        assert len(server.requests) == 1
+        assert len(server.requests) == len(server.probes) == 1
     busy = Reply(status, PAGE)
     with serving(lambda request, n: busy if n == 1 else Reply(body=answer("x"))) as server:
         policy = open_at(server.url, tmp_path)
@@ -422,7 +423,7 @@ def test_a_failed_call_is_free_only_if_refused_before_any_work(
 ) -> None:
     budget, samples = Budget(100.0), []
     ends = nullcontext() if isinstance(error_type, str) else pytest.raises(error_type, match="web page")
-    with serving(lambda body, n: reply) as server, ends:
+    with serving(lambda body, n: reply, probed=lambda body, n: reply) as server, ends:
         policy = open_at(server.url, tmp_path, budget, timeout_s=0.3, max_attempts=1)
         samples = ask_all(policy, turns("a"))
     assert [sample.error_type for sample in samples] == [error_type] * isinstance(error_type, str)

@@ -129,6 +129,18 @@ def test_a_forbidden_input_is_lost_alone(tmp_path: Path, forbidden: Reply) -> No
     assert bool(server.probes) == (forbidden is not POLICY), "a plain question told the input from the server"
 
 
+@pytest.mark.parametrize("status", [200, 405])
+def test_a_firewalls_page_for_the_first_input_loses_it_alone(tmp_path: Path, status: int) -> None:
+    """It ended the run as a wrong address, as nothing had been answered yet."""
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        return Reply(status, PAGE.encode()) if body["messages"][0]["content"] == "a" else Reply(body=answer("x"))
+
+    with serving(reply) as server:
+        samples = asked(open_at(server.url, tmp_path, concurrency=1), *"abc")
+    assert [sample.error_type for sample in samples] == ["garbage", None, None] and len(server.probes) == 1
+
+
 def test_a_server_that_forbids_everything_stops_the_run(tmp_path: Path) -> None:
     no = Reply(403, {"error": {"message": "no access to this model"}})
     with serving(lambda *_: no, probed=lambda *_: no) as server:
