@@ -23,7 +23,7 @@ def test_a_run_begins_with_a_few_facts_and_lists_its_rollouts(made):
     path, decision = head.splitlines()
     assert path == str((made / "collect" / "latest").resolve())
     assert [line.split()[0] for line in facts.splitlines()] == ["status", "began", "models", "report"]
-    assert "all 14 passed; 3 more need what was not recorded" in decision and "0 errors" in result
+    assert re.search(r"all \d+ passed; \d+ more need what was not recorded", decision) and "0 errors" in result
     assert rates.splitlines()[-1].split()[:5] == ["all", "2", "tasks", "4", "0"]
     titles, *lines = table.splitlines()
     assert titles.split() == ["rollout", "reward", "outcome", "steps", "ended", "by", "prompt"]

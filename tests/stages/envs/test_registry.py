@@ -51,7 +51,7 @@ def test_every_environment_loads_and_knows_its_name(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
 def test_the_options_of_the_source_are_those_of_the_constructor(name: str) -> None:
     options = envs.constructor_options(name)
-    assert options and all(envs.has_option(name, option) for option in options)
+    assert all(envs.has_option(name, option) for option in options)
 
 
 @pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
