@@ -64,6 +64,8 @@ ROLLOUT_PAGE, ID = "rollout/", "?id="
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
 JUDGES = "+"
 """Between the names of scores that several judges gave each sample."""
+DAMAGED = ("not_json", "too_deep")
+"""Reasons of records that cannot be read at all."""
 MOST_REASONS = 3
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
@@ -419,10 +421,12 @@ def _trajectories(
     source: Source, reader: Reader | None, sidecars: Sidecars, drops: Counter[str], brief: bool
 ) -> Iterator[ReadTrajectory]:
     for item in reading.read(source, reader, sidecars, FileCount("", "", ""), brief=brief):
-        if isinstance(item, Drop):
-            drops[item.reason] += 1
-        else:
+        if not isinstance(item, Drop):
             yield item
+        elif item.reason in DAMAGED:  # a log that was cut off counts other tasks than its program did
+            raise BadInput("comparison.line-no-json", path=item.file, line=item.line, detail=item.detail)
+        else:
+            drops[item.reason] += 1
 
 
 def _status(trajectory: Trajectory) -> str | None:

@@ -49,6 +49,20 @@ def test_logs_and_their_imports_give_the_same_numbers(tmp_path: Path, name: str)
 
 # Damage.
 
+
+@pytest.mark.parametrize("name", [*IMPORTED, *TABLES])
+def test_a_log_that_was_cut_off_is_refused(tmp_path: Path, name: str) -> None:
+    """Text files are cut within a line: what is left would be another, smaller set of tasks."""
+    whole, cut = (make(tmp_path / side, name, A) for side in "ab")
+    files = [cut] if cut.is_file() else [*filter(Path.is_file, cut.rglob("*"))]
+    texts = [path for path in files if path.suffix in (".json", ".jsonl", ".csv")]
+    for path in texts:
+        path.write_bytes(path.read_bytes().rstrip()[: -max(len(path.read_bytes()) // 5, 3)])
+    if texts:
+        with pytest.raises(ComposerError) as refusal:
+            compared(whole, cut)
+        assert refusal.value.exit_code in (2, 4)
+
 Mutation = Callable[[random.Random, list[Any]], list[Any]]
 
 
