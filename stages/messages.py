@@ -515,7 +515,9 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
         )
         if fits and all(whole.count(part, common) >= kept.count(part) for part in kept):
             at = whole.rfind(form.end, common) if form.end else -1
-            whole = whole if at < 0 else whole[: at + len(form.end)]
+            stop = at + len(form.end)
+            # A call may end otherwise than an answer, and what stands before it as an answer ends (GPT-OSS).
+            whole = whole if at < 0 or whole[stop:].strip() else whole[:stop]
         else:
             whole, common = f"{opening}{answer}{form.closing}", len(opening)
     start = max((found.start() for found in _special(tokenizer).finditer(opening, 0, common)), default=0)

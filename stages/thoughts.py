@@ -54,7 +54,8 @@ WORDS = (
     "[begin final response]",
 )
 """One of which every mark holds."""
-OPENED = re.compile(rf"(?:{'|'.join(begin for begin, _, alone in THOUGHTS if alone)})\s*\Z", re.IGNORECASE)
+BEGINNINGS = (begin.removeprefix(r"\A") for begin, _, alone in THOUGHTS if alone)
+OPENED = re.compile(rf"(?:{'|'.join(BEGINNINGS)})\s*\Z", re.IGNORECASE)
 """The end of an opening in which the template begins a thought."""
 ENDS = [re.compile(end, re.IGNORECASE) for _, end, _ in THOUGHTS]
 FRAME = re.compile(

@@ -132,6 +132,14 @@ def test_a_thought_is_trained_where_the_template_writes_it(name: str) -> None:
     assert tokenizer.decode(opening_ids(tokenizer, followed)) == whole_text(tokenizer, thoughts_apart(followed))
 
 
+def test_a_call_behind_words_and_a_thought_is_trained_to_its_own_end() -> None:
+    template = (Path(__file__).parents[1] / "support" / "chat_templates" / "gpt-oss.jinja").read_text()
+    tokenizer = byte_tokenizer(template, PUBLIC["gptoss"][0], PUBLIC["gptoss"][1:])
+    said = write(MessageParts("two", (ToolCall("ls", '{"a": "b"}'),), "why"))
+    trained, _ = answer_ids(tokenizer, conversation("one"), said, [PROBED_TOOL])
+    assert tokenizer.decode(trained).endswith('to=functions.ls <|constrain|>json<|message|>{"a": "b"}<|call|>')
+
+
 @pytest.mark.slow
 @needs("chat-templates")
 def test_the_templates_of_a_collection_are_appended_to() -> None:
