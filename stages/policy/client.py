@@ -609,11 +609,15 @@ def error_of_fault(
     *,
     billed_usd: float | None,
     wait_s: float | None = None,
+    told: int | None = None,
 ) -> CallError:
-    """Return the typed error of a refusal, by what it means and then by its status; a 200 may hold one, too."""
+    """Return the typed error of a refusal, by what it means and then by its status; a 200 may hold one, too.
+
+    told: the status to tell, where `status` is what the refusal is taken for.
+    """
     message, means = fault.message[:200], faults.meaning(fault, status, sent)
-    about: dict[str, Any] = {"base_url": config.base_url, "status": status, "message": message}
-    sentence = Sentence("policy.status-of-error", status=status, message=message)
+    about: dict[str, Any] = {"base_url": config.base_url, "status": told or status, "message": message}
+    sentence = Sentence("policy.status-of-error", status=told or status, message=message)
     if means == faults.ACCOUNT:  # which is asked before any work
         return UnavailableError("policy.account-empty", model=config.model, billed_usd=billed_usd or 0.0, **about)
     if means == faults.KEY:
@@ -643,5 +647,5 @@ def error_of_fault(
             pushes_back=status in PUSHES_BACK,
         )
     if means is None:
-        sentence = Sentence("policy.refusal-not-understood", status=status, message=message, least=sent.least)
+        sentence = Sentence("policy.refusal-not-understood", status=told or status, message=message, least=sent.least)
     return RejectedError("rejected", sentence, billed_usd=billed_usd)

@@ -212,9 +212,10 @@ def _error_inside(
     fault: Any, raw: bytes, bounds: CallBounds, config: PolicyConfig, told_usd: float | None
 ) -> CallError:
     """Return the typed error of a refusal in a body with status 200."""
-    status = _status(fault) or 500
+    told = _status(fault) or 200
     billed = read_charge(raw, False, bounds=bounds, config=config, told_usd=told_usd)
-    return error_of_fault(parse_fault(fault), status, config, _sent(bounds), billed_usd=billed)
+    status = 500 if told == 200 else told
+    return error_of_fault(parse_fault(fault), status, config, _sent(bounds), billed_usd=billed, told=told)
 
 
 def _unusable(reason: str, message: Sentence, usage: dict[str, Any] | None) -> CallError:
