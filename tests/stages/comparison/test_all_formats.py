@@ -63,6 +63,7 @@ def test_a_log_that_was_cut_off_is_refused(tmp_path: Path, name: str) -> None:
             compared(whole, cut)
         assert refusal.value.exit_code in (2, 4)
 
+
 Mutation = Callable[[random.Random, list[Any]], list[Any]]
 
 
