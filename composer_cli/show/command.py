@@ -72,7 +72,9 @@ def open_run(folder: Path, name: str, *, json: bool) -> Run:
         )
     run = Run(folder)
     if damage := runs.damage(run, "tables"):
-        print_result(json, {"manifest": run.manifest.model_dump(), "damage": damage}, text.facts_page(run))
+        print_result(
+            json, {"manifest": run.manifest.model_dump(), "damage": damage}, text.facts_page(run, damaged=True)
+        )
         say(f"{run.path}: {damage}. {runs.REPAIR}")
         raise typer.Exit(BadInput.exit_code)
     return run

@@ -19,7 +19,7 @@ from composer_cli.show.facts import (
     readable_first,
 )
 from composer_cli.show.rollout import ShownRollout
-from composer_cli.show.runs import RunLine
+from composer_cli.show.runs import DAMAGED, RunLine
 from composer_cli.show.sections import findings
 from composer_stages.layout import (
     age,
@@ -87,12 +87,15 @@ SHORT = ("status", "began", "models", "reads")
 """The facts of a run that begin the list of its rollouts."""
 
 
-def facts_page(run: Run, labels: Collection[str] | None = None, done: int | None = None) -> str:
+def facts_page(
+    run: Run, labels: Collection[str] | None = None, done: int | None = None, *, damaged: bool = False
+) -> str:
     """Return the facts of a run's manifest as text, all or those with these labels, and how far it is.
 
-    done: the units that are finished, where that is known already.
+    done: the units that are finished, where that is known already. damaged: whether its files are not those written.
     """
     facts = {label: words for label, words in manifest_labels(run).items() if labels is None or label in labels}
+    facts["status"] += f", but {DAMAGED}" if damaged else ""
     if far := progress(run, done):
         facts["status"] += f": {far}"
     if "in progress" in facts["status"]:

@@ -69,6 +69,8 @@ class SideSummary:
     models: tuple[str, ...]
     date: str
     num_tasks: int
+    num_rated: int
+    """Tasks whose mean is given: those that both sides have, with missing ones that count as failed."""
     samples: str
     seeds: int
     num_scored: int
@@ -363,6 +365,7 @@ def summarize_side(
         tuple(log.models),
         log.date,
         log.num_tasks,
+        int((~np.isnan(values_ST)).any(0).sum()) if values_ST.size else 0,
         f"{least}" if least == most else f"{least} to {most}",
         len(values_ST),
         int(pc.count(log.items["score"]).as_py()),

@@ -212,7 +212,8 @@ def _row(comparison: "LogComparison", side: "SideSummary") -> tuple[str, ...]:
     models, programs = ", ".join(side.models), ", ".join(side.programs)
     name = "" if side.name == models else side.name
     position = position if comparison.ranking else ""
-    return side.letter, position, f"{side.num_tasks:,}", samples, side.date, rate, name, programs, models, side.log
+    tasks = f"{side.num_rated:,}" + ("" if side.num_rated == side.num_tasks else f" ({side.num_tasks:,} in the log)")
+    return side.letter, position, tasks, samples, side.date, rate, name, programs, models, side.log
 
 
 def _details(comparison: "LogComparison", difference: Difference, pairing: "Pairing") -> list[Block]:

@@ -180,7 +180,9 @@ class CollectionChecks:
         self.served.update(entry for entry in named if any(entry))
         self._unnamed += sum(not any(entry) for entry in named)
         count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
-        count("actions well-formed", steps, lambda s: s["parse_error"] is None, missing.PARSE)
+        # What was cut off is not parsed, and has a check of its own.
+        whole = [step for step in steps if not step["truncated"]]
+        count("actions well-formed", whole, lambda s: s["parse_error"] is None, missing.PARSE)
 
     def checks(self, planned: int) -> list[CollectionCheck]:
         """Return all checks over what was added, where `planned` rollouts were planned."""
