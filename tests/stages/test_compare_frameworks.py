@@ -75,7 +75,7 @@ def test_a_real_run_is_read(compared):
 def test_a_file_without_rollouts_is_refused(compared, tmp_path):
     with pytest.raises(BadInput, match="no rollout of prime-rl"):
         compared(traces=str(jsonl(tmp_path / "other.jsonl", {"a": 1}, {"a": 2})))
-    with pytest.raises(BadInput, match="neither a file nor a folder"):
+    with pytest.raises(BadInput, match="no file or folder"):
         compared(traces=str(tmp_path / "nothing"))
 
 
