@@ -93,7 +93,7 @@ def test_an_exported_folder_is_imported_without_its_manifest(tmp_path: Path) -> 
         again = imported(tmp_path, path)
         assert len(again.rows(ROLLOUT)) == 2 and again.manifest.summary["dropped"] == {}
         assert again.manifest.summary["files"] == 1
-    with pytest.raises(BadInput, match="neither a file nor a folder with files"):
+    with pytest.raises(BadInput, match="holds no files of these kinds"):
         imported(tmp_path, before.path)
 
 
