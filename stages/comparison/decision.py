@@ -299,7 +299,7 @@ def refuse_marks(sides: Sequence[ReadLog]) -> None:
         values = np.asarray(log.items["score"].drop_null())
         for mark in MARKS if is_named else ():
             others = values[values != mark]
-            if len(others) == len(values) or len({*others}) < 2:
+            if len(others) == len(values) or len(np.unique(others)) < 2:
                 continue
             number, low, high = len(values) - len(others), float(others.min()), float(others.max())
             is_scale = high <= 1 or high == PERCENT or low >= 1  # as scores have, and numbers of other things do not

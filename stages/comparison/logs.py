@@ -616,7 +616,7 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
         reasons = (text and reason_of(("error", text)) for text in cells["reason"].to_pylist())
         cells["reason"] = pa.array(reasons, pa.string())
     items = pa.table({**nothing, **cells, "seed": seed, "log": number}).select(ITEM.names).cast(ITEM)
-    logs = (MeasuredLog("table", kinds=table.kinds),)
+    logs = (MeasuredLog("table", kinds=table.kinds, settings=table.settings),)
     return ReadLog(
         source.label,
         items,

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from composer_stages.comparison.logs import ID, ROLLOUT_PAGE
+from composer_stages.comparison.tables import SPACES
 from composer_stages.comparison.words import SENTENCES, describe_match, describe_setting
 from composer_stages.evaluation.difference import Decision, Difference
 from composer_stages.evaluation.inference import TIE
@@ -45,7 +46,7 @@ FLIPS = 20
 """Tasks on which the sides differ that are shown."""
 SHOWN_PARTS = 15
 MEASURING = re.compile(
-    r"task version|num_fewshot|fewshot_\w+|reducer|doc_to_text|description|chat_template_sha|system_instruction_sha|"
+    r".*version|num_fewshot|n(?:um)?_shots|shots|(?:prompt_)?template|fewshot_\w+|reducer|doc_to_text|description|chat_template_sha|system_instruction_sha|"
     r"dataset\w*|hf_\w+|\w+_splits?|few_shots_\w+|num_fewshots|output_type|method|instructions|global_prefix|"
     r"chain_of_thought_prefix|user simulator|policy|judge|filter|filter_list|.* options|"
     r"(?:grader|judge|scorer|critic)\w* model"
@@ -179,7 +180,7 @@ def _decisions(comparison: "LogComparison") -> list[str]:
     if (frontier := comparison.frontier) and len(comparison.sides) > 2:
         lines.append(SENTENCES.text("frontier", frontier))
     settings = (setting for pairing in comparison.pairings for setting in pairing.settings)
-    apart = [describe_setting(setting) for setting in settings if MEASURING.fullmatch(setting.name)]
+    apart = [describe_setting(each) for each in settings if each.name in SPACES or MEASURING.fullmatch(each.name)]
     apart += [describe_match(pairing.matched) for pairing in comparison.pairings if pairing.matched.num_reworded]
     lines += [SENTENCES.text("measured_apart", apart)] if apart else []
     return list(map(escape_line, lines))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from composer_stages.comparison.logs import ITEM, JUDGES, ReadLog, read
-from composer_stages.comparison.tables import EVERY_COLUMN, Columns
+from composer_stages.comparison.tables import BENCHMARKS, EVERY_COLUMN, Columns
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import START
 from composer_stages.formats.measurement import REWARD, ScoreKind
@@ -32,6 +32,9 @@ def read_sides(paths: Sequence[str], columns: Columns = EVERY_COLUMN) -> list[Re
     logs = [read(path, columns) for path in paths]
     # What tells the tasks of one table apart is a part of their ids in all of them.
     outer = tuple(dict.fromkeys(name for log in logs for name in log.id_columns[:-1]))
+    stated = [log.settings if log.id_columns else {} for log in logs]
+    stated_by_all = (name for name in BENCHMARKS if name not in outer and all(name in of for of in stated))
+    outer += tuple(name for name in stated_by_all if len({of[name] for of in stated}) > 1)
     if not columns.ids:
         together = replace(columns, outer=outer)
         logs = [
@@ -194,6 +197,7 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
             same_questions=shared["questions"],
             task_first=base.items["task"][0].as_py(),
             task_second=candidate.items["task"][0].as_py(),
+            tables=bool(base.id_columns and candidate.id_columns),
         )
     if not way:
         return candidate, TaskMatch(way, both_worded - agreeing, both_worded, _alike(keys[""][0], keys[""][1], worded))
@@ -215,9 +219,9 @@ def _alike(base: pa.Table, candidate: pa.Table, worded: bool) -> tuple[str, ...]
     Raises `BadInput` where both count the same number of tasks, one from 0 on and one from 1, and nothing says which is
     which.
     """
-    first, second = ({*side["key"].to_pylist()} for side in (base, candidate))
-    alone = [sorted(ids, key=lambda name: (len(name), name)) for ids in (first - second, second - first)]
-    if not worded and [{*ids} for ids in sorted(alone)] == [{"0"}, {f"{len(first)}"}] and len(first) == len(second):
+    pairs = ((base["key"], candidate["key"]), (candidate["key"], base["key"]))
+    alone = [sorted(ids.filter(pc.invert(pc.is_in(ids, others))).to_pylist()) for ids, others in pairs]
+    if not worded and len(base) == len(candidate) and sorted(alone) == [["0"], [f"{len(base)}"]]:
         raise BadInput("comparison.ids-from-0-and-1", first=alone[0][0], second=alone[1][0])
     written = {_plain(name) for name in alone[1]}
     return tuple(name for name in alone[0] if _plain(name) in written)

@@ -59,19 +59,50 @@ METRICS = ("metric", "metric_name", "scorer", "filter")
 """Columns that say what the score of a row is of."""
 CONTEXT = ("context", "passage", "choices", "options", "target", "reference", "gold", "expected", "ground_truth")
 """What two tasks may differ in that share a question."""
+ENDS = ("", "_name", "_type", "_config")
+BENCHMARKS = tuple(
+    f"{space}{end}"
+    for space in ("benchmark", "bench", "suite", "dataset", "data_set", "collection", "corpus", "subset")
+    for end in ENDS
+)
+"""Columns of what the tasks are of: the same ids are other tasks where these differ."""
 SPACES = (
+    *BENCHMARKS,
     *(
         f"{space}{end}"
         for space in (
-            *("benchmark", "bench", "suite", "dataset", "data_set", "collection", "corpus", "subset", "source", "env"),
-            *("environment", "eval", "evaluation", "subtask", "task", "test_set", "test", "split", "config", "section"),
-            *("part", "track", "group", "language", "lang", "locale", "domain", "level"),
+            *("source", "env", "environment", "eval", "evaluation", "subtask", "task", "test_set", "test", "split"),
+            *("config", "section", "part", "track", "group", "language", "lang", "locale", "domain", "level"),
         )
-        for end in ("", "_name", "_type", "_config")
+        for end in ENDS
     ),
     *("type", *FAMILIES),
 )
 """Columns that tell tasks apart whose ids are the same."""
+SETTINGS = (
+    *(
+        "version",
+        "dataset_version",
+        "benchmark_version",
+        "task_version",
+        "prompt_version",
+        "prompt_template",
+        "template",
+    ),
+    *(
+        "num_fewshot",
+        "n_shots",
+        "num_shots",
+        "shots",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "agent",
+        "harness",
+        "scaffold",
+    ),
+)
+"""Columns of how a row was asked or measured."""
 QUESTIONS = ("question", "prompt", "problem", "input", "query", "instruction")
 COSTS = {
     "cost_usd": ("cost_usd", "cost", "total_cost", "price"),
@@ -161,6 +192,7 @@ KNOWN = frozenset(
         *FLAGS,
         *STATUSES,
         *WEIGHTS,
+        *SETTINGS,
         *chain(*COSTS.values()),
     )
 )
@@ -172,7 +204,8 @@ class ScoreTable:
 
     id_columns: of the task's id, which is that of the last one within the others. numbered: ids are numbers beside
     questions, which then tell what the tasks are. groups: columns whose values tasks may share. judges: who
-    scored each row, null where that is not recorded. weights: columns of weights that differ.
+    scored each row, null where that is not recorded. weights: columns of weights that differ. settings: what all rows
+    say alike of how they were measured.
     """
 
     texts: Mapping[str, pa.ChunkedArray | pa.Array]
@@ -183,6 +216,7 @@ class ScoreTable:
     groups: Mapping[str, pa.ChunkedArray | pa.Array]
     judges: pa.ChunkedArray | pa.Array
     weights: tuple[str, ...]
+    settings: Mapping[str, str]
 
     def __len__(self) -> int:
         return len(self.texts["task"])
@@ -265,7 +299,9 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         cells, scores, kinds = _by_metric(cells, scores, metrics)
     groups = {name: cells[name] for name in shared}
     weights = tuple(name for name in WEIGHTS if name in texts and pc.count_distinct(texts[name]).as_py() > 1)
-    return ScoreTable(cells, scores, kinds, id_columns, numbered, groups, cells["judge"], weights)
+    stated = {name: pc.unique(texts[name]) for name in (*SPACES, *SETTINGS) if name in texts and name not in id_columns}
+    settings = {name: str(values[0]) for name, values in stated.items() if len(values) == 1 and values[0].is_valid}
+    return ScoreTable(cells, scores, kinds, id_columns, numbered, groups, cells["judge"], weights, settings)
 
 
 # Files.
