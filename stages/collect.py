@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from composer_stages import envs
 from composer_stages.envs import task_table
 from composer_stages.envs.base import Task
 from composer_stages.errors import Incomplete
@@ -77,7 +78,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     scripted.check(config.policy, config.env.name)
     rollouts = config.tasks * config.samples
-    turns = rollouts * config.max_steps
+    steps = envs.most_steps(config.env.name, config.env.options, config.max_steps)
+    turns = rollouts * steps
     players = [(player, available.longest_answer(player)) for player in (config.policy, *config.players())]
     at_once = () if kind_of(config.policy) in ("local", "scripted") else config.in_flight.notes()
     return Plan(
@@ -86,7 +88,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         max_completion_tokens=turns * max(longest for _, longest in players),
         max_cost_usd=turns * max(player.cost(0, longest) for player, longest in players),
         notes=(
-            *config.limits.notes(config.max_steps),
+            *config.limits.notes(steps),
             *(note for player, _ in players for note in available.notes(player)),
             f"history {config.history}",
             *at_once,

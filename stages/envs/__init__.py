@@ -28,13 +28,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
 from composer_stages.envs.base import Environment
-from composer_stages.errors import UsageError
+from composer_stages.errors import ComposerError, UsageError
 from composer_stages.registry import Registry
 from composer_stages.terms import SAMPLING_UNITS, SamplingUnit
 
@@ -167,6 +168,14 @@ def constructor_options(name: str) -> dict[str, str]:
 def has_option(name: str, option: str) -> bool:
     """Return whether the constructor of an environment has an option, such as `sandbox`."""
     return option in inspect.signature(_load_class(name)).parameters
+
+
+def most_steps(name: str, options: Mapping[str, Any], max_steps: int) -> int:
+    """Return the steps of a rollout at most: fewer than `max_steps` where a shipped environment takes fewer answers."""
+    if is_shipped(name) and hasattr(_load_class(name), "answers"):
+        with suppress(ComposerError):  # settings that it refuses are named when it is opened
+            return min(max_steps, getattr(load(name, options), "answers", None) or max_steps)
+    return max_steps
 
 
 def has_solutions(name: str) -> bool:

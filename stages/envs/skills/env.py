@@ -105,7 +105,7 @@ class SkillsEnv(AnsweredEnv):
             raise UsageError("envs.skills.unknown-held-out", held_out=held_out)
         self.families, self.held_out, self._kind = select_families(families), held_out, sandbox
         self.shots, self.loose, self.hint = drawing.check_shots(shots), loose, hint
-        self.attempts = attempts
+        self.answers = attempts
         # Most families execute nothing, and can be played where no sandbox works.
         self.sandbox = sandbox if any(name.startswith("python-") for name in self.families) else "not-needed"
         self.source = f"skills with families={families or 'all'}"
@@ -146,7 +146,7 @@ class SkillsEnv(AnsweredEnv):
         """Return the opening, with the hint where it is asked for; a task of other `shots` gets this environment's."""
         if len(task.data["shots"]) != self.shots:
             task = replace(task, data={**task.data, "shots": self._examples(task.family)})
-        opening, self._left = super().reset(task), self.attempts
+        opening, self._left = super().reset(task), self.answers
         return [*opening[:-1], {"role": "user", "content": f"{task.prompt} {HINT}"}] if self.hint else opening
 
     def step(self, text: str) -> Observation:

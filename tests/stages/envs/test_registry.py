@@ -140,3 +140,17 @@ def test_the_file_of_an_environment_is_found_without_importing_anything(tmp_path
 def test_pairs_come_from_functions_of_the_users_own(source: str) -> None:
     with pytest.raises(UsageError, match=r"is not a function of \(count, seed\) in a module of yours"):
         load_pairs(HackPairsConfig(source=source, count=2, held_out=2), seed=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "steps"),
+    [
+        ("skills", {}, 1),
+        ("skills", {"attempts": 3}, 3),
+        ("skills", {"attempts": 30}, 8),
+        ("kata", {}, 8),
+        ("own:Env", {}, 8),
+    ],
+)
+def test_a_rollout_has_no_more_steps_than_its_environment_takes_answers(name, options, steps):
+    assert envs.most_steps(name, options, 8) == steps
