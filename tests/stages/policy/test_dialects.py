@@ -112,6 +112,18 @@ def test_only_a_whole_answer_is_executed(name: str) -> None:
     assert (rollout.terminated_by == ends and not rows[0]["observation"]) if ends else rows[0]["observation"]
 
 
+def test_an_environment_gets_the_answer_alone_and_the_conversation_the_thought_of_its_server() -> None:
+    class Recording(GuessEnv):
+        def step(self, action: str) -> Any:
+            executed.append(action)
+            return super().step(action)
+
+    executed, policy = list[str](), Repeats(Sample(text="ship", reasoning="why"), calls=False)
+    (rollout,) = play(Recording, policy, [LiveRollout(GuessEnv().tasks("train", 1, 0)[0], 0, 0)], max_steps=1)
+    assert executed == ["ship"]
+    assert rollout.messages[1] == {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nship"}
+
+
 @pytest.mark.parametrize("name", ANSWERED)
 def test_only_a_whole_answer_of_a_teacher_is_counted_as_whole(name: str) -> None:
     state: Any = SimpleNamespace(digest="0" * 64, task_id="t", rollout_id="r", step=0, num_steps=1)
