@@ -517,7 +517,7 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
             at = whole.rfind(form.end, common) if form.end else -1
             stop = at + len(form.end)
             # A call may end otherwise than an answer, and what stands before it as an answer ends (GPT-OSS).
-            whole = whole if at < 0 or whole[stop:].strip() else whole[:stop]
+            whole = whole if at < 0 or (parts.calls and whole[stop:].strip()) else whole[:stop]
         else:
             whole, common = f"{opening}{answer}{form.closing}", len(opening)
     start = max((found.start() for found in _special(tokenizer).finditer(opening, 0, common)), default=0)
