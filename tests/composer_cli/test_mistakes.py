@@ -102,7 +102,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["import", "{tmp}/empty.jsonl"], 4, "Nothing could be imported"),
     (["import", "{tmp}/torn.eval"], 4, "damaged_record"),
     (["export", "inspect"], 4, "Run `composer collect`"),
-    (["compare", "nowhere.csv"], 4, ".csv, .tsv."),
+    (["compare", "nowhere.csv"], 4, "no file or folder nowhere.csv"),
     (["compare", "{tmp}/ab.csv"], 4, "{tmp}/ab.csv is no log of a known program"),
     ([*COLLECT, "--max-cost", "nan"], 2, "--max-cost"),
     (["run", "--preset", "demo", "--max-cost", "1e400"], 2, "--max-cost cannot be inf"),
