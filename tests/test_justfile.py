@@ -71,12 +71,22 @@ def test_dev_installs_neither_ray_nor_what_builds_the_site() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "extra"), [(["docs"], "docs"), (["test-all"], "ray"), (["crash"], "ray"), (["extra", "wandb"], "wandb")]
+    ("words", "extras"),
+    [
+        (["docs"], ["docs", "dev"]),
+        (["test"], ["dev"]),
+        (["test-all"], ["dev", "ray"]),
+        (["crash"], ["dev", "ray"]),
+        (["extra", "wandb"], ["wandb"]),
+    ],
 )
-def test_a_recipe_installs_the_extra_that_it_needs_first(words: list[str], extra: str) -> None:
-    first = dry_run(*words)[0]
-    assert first.startswith("python -m pip install ") and first.endswith(f"'composer-post-training[{extra}]'")
-    assert "-c constraints.txt" in first
+def test_a_recipe_installs_the_extras_that_it_needs_first(words: list[str], extras: list[str]) -> None:
+    assert dry_run(*words)[: len(extras)] == [f"{ROOT}/dev extra {extra}" for extra in extras]
+
+
+def test_what_the_readme_needs_is_installed_without_the_tools_of_development() -> None:
+    assert {"torch", "trl", "math-verify", "rust-just", "uv"} <= packages("readme")
+    assert not packages("readme") & {"mypy", "ruff", "pytest", "matplotlib", "obstore"}
 
 
 def test_what_the_recipes_install_is_pinned() -> None:
