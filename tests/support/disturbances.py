@@ -56,7 +56,7 @@ ENDS_S = 2.0
 """Seconds after which a worker has noticed that the process that started it is gone."""
 OTHER = {"manifest.json", "ledger.jsonl", ".lock"}
 """Files that say when and how often a run was begun, and in what order calls were paid for."""
-TIMED = {"metrics.jsonl", "report.txt"}
+TIMED = {"metrics.jsonl", "report.txt", "report-lines.json"}
 """Files that hold measured seconds where the stage measures some: compared but for those stages."""
 TIMED_STEP = ".diag.json"
 """How the names of files end that say how long a step took."""
