@@ -85,7 +85,7 @@ def test_a_recipe_installs_the_extras_that_it_needs_first(words: list[str], extr
 
 
 def test_what_the_readme_needs_is_installed_without_the_tools_of_development() -> None:
-    assert {"torch", "trl", "math-verify", "rust-just", "uv"} <= packages("readme")
+    assert {"torch", "trl", "math-verify", "rust-just"} <= packages("readme")
     assert not packages("readme") & {"mypy", "ruff", "pytest", "matplotlib", "obstore"}
 
 
