@@ -26,8 +26,11 @@ from composer_stages.words import Sentence
 
 FAILED, USAGE = Breakdown.exit_code, UsageError.exit_code
 """Exit codes that no exception carries itself."""
-_TRAIN = ("torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "trl", "accelerate", "peft")
-EXTRAS = dict.fromkeys((*_TRAIN, "safetensors", "gguf", "jaxtyping", "scipy"), "train") | {"matplotlib": "charts"}
+TRAIN = (
+    *("torch", "transformers", "tokenizers", "datasets", "huggingface_hub", "trl", "accelerate", "peft"),
+    *("safetensors", "gguf", "jaxtyping", "scipy"),
+)
+EXTRAS = dict.fromkeys(TRAIN, "train") | {"matplotlib": "charts"}
 """The extra that brings a package."""
 REPORT = 100
 """Columns to which reports wrap their sentences."""

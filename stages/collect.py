@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from composer_stages import envs
 from composer_stages.envs import task_table
 from composer_stages.envs.base import Task
 from composer_stages.errors import Incomplete
@@ -78,7 +77,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     reporting.check(config.report_to)
     scripted.check(config.policy, config.env.name)
     rollouts = config.tasks * config.samples
-    steps = envs.most_steps(config.env.name, config.env.options, config.max_steps)
+    steps = config.most_steps()
     turns = rollouts * steps
     players = [(player, available.longest_answer(player)) for player in (config.policy, *config.players())]
     at_once = () if kind_of(config.policy) in ("local", "scripted") else config.in_flight.notes()

@@ -61,6 +61,11 @@ def aligned(rows: Iterable[Sequence[object]], head: Sequence[str] = (), sides: S
     return "\n".join("  ".join(map(padded, row, sides, widths)).rstrip() for row in texts)
 
 
+def rate_with_interval(rate: float, low: float, high: float) -> str:
+    """Return a rate and its interval, which are shares, in per cent: `25.0 % [4.6, 69.9]`."""
+    return f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
 def markdown_table(rows: Iterable[Sequence[object]], head: Sequence[str]) -> str:
     """Return a table in Markdown; nothing in the cells is escaped."""
     cells = [head, ["---"] * len(head), *rows]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from composer_stages.envs.base import Environment, HintsAnswers, Task
 from composer_stages.errors import Incomplete
 from composer_stages.evaluation.inference import wilson
-from composer_stages.layout import counted
+from composer_stages.layout import counted, rate_with_interval
 from composer_stages.policy.base import Policy
 from composer_stages.rollouts.agent_loop import LiveRollout, Rules, play
 from composer_stages.runs.activity import Notice, activity
@@ -79,11 +79,7 @@ class HintCheck:
 
     def __str__(self) -> str:
         """Return both rates with their 95 % intervals, as the subject of a sentence."""
-        rates = [
-            f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-            for rate in (self.hinted, self.plain)
-            for low, high in [wilson(rate, self.graded)]
-        ]
+        rates = [rate_with_interval(rate, *wilson(rate, self.graded)) for rate in (self.hinted, self.plain)]
         return Sentence("arms.hint-check", hinted=rates[0], plain=rates[1], answers=self.graded, ungraded=self.ungraded)
 
 

@@ -210,7 +210,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
         compared.append(f"environment {environment}, {also}")
     looks = [Sentence("arms.planned-looks", looks=config.looks)] if config.looks > 1 else []
     same = [SENTENCES.text("one_model", config.baseline, config.treatment)] if is_one_model(played_arms, config) else []
-    notes = (*compared, *same, *config.limits.notes(config.max_steps), *looks)
+    notes = (*compared, *same, *config.limits.notes(config.most_steps()), *looks)
     return Plan(units=units, what="rollouts", notes=notes, up_to=config.counts_by_default())
 
 

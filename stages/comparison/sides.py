@@ -207,7 +207,7 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
     # An id that is another task's in the first.
     renamed = pc.binary_join_element_wise(candidate.items["task"], f"({candidate.name})", " ")
     # Of tasks that share a question, that of the same id.
-    same = pc.is_in(_asked(candidate), value_set=_asked(base).combine_chunks())
+    same = pc.is_in(_ids_with_questions(candidate), value_set=_ids_with_questions(base).combine_chunks())
     tasks = pc.coalesce(both["task_base"].take(at), pc.if_else(same, candidate.items["task"], None), renamed)
     column = candidate.items.schema.get_field_index("task")
     return replace(candidate, items=candidate.items.set_column(column, "task", tasks)), TaskMatch(way)
@@ -238,7 +238,7 @@ def _ids(log: ReadLog) -> pa.Table:
     return pa.table({"key": tasks, "task": tasks})
 
 
-def _asked(log: ReadLog) -> pa.ChunkedArray:
+def _ids_with_questions(log: ReadLog) -> pa.ChunkedArray:
     """Return the id and the question of each row, as one text."""
     return pc.binary_join_element_wise(log.items["question"], log.items["task"], " ")
 

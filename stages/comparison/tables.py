@@ -80,27 +80,9 @@ SPACES = (
 )
 """Columns that tell tasks apart whose ids are the same."""
 SETTINGS = (
-    *(
-        "version",
-        "dataset_version",
-        "benchmark_version",
-        "task_version",
-        "prompt_version",
-        "prompt_template",
-        "template",
-    ),
-    *(
-        "num_fewshot",
-        "n_shots",
-        "num_shots",
-        "shots",
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "agent",
-        "harness",
-        "scaffold",
-    ),
+    *("version", "dataset_version", "benchmark_version", "task_version", "prompt_version", "prompt_template"),
+    *("template", "num_fewshot", "n_shots", "num_shots", "shots", "temperature", "top_p", "max_tokens"),
+    *("agent", "harness", "scaffold"),
 )
 """Columns of how a row was asked or measured."""
 QUESTIONS = ("question", "prompt", "problem", "input", "query", "instruction")
@@ -178,22 +160,9 @@ class Columns:
 
 EVERY_COLUMN = Columns()
 KNOWN = frozenset(
-    (
-        *IDS,
-        *SCORES,
-        *GROUPS,
-        *MODELS,
-        *METRICS,
-        *CONTEXT,
-        *SPACES,
-        *QUESTIONS,
-        *JUDGES,
-        *ERRORS,
-        *FLAGS,
-        *STATUSES,
-        *WEIGHTS,
-        *SETTINGS,
-        *chain(*COSTS.values()),
+    chain(
+        *(IDS, SCORES, GROUPS, MODELS, METRICS, CONTEXT, SPACES, QUESTIONS, JUDGES),
+        *(ERRORS, FLAGS, STATUSES, WEIGHTS, SETTINGS, *COSTS.values()),
     )
 )
 

@@ -9,7 +9,6 @@ difference.py - the record of a difference, its decision and reasons
 measurement.py - paired outcomes measured as a difference
 arm_comparison.py - two arms compared in an outcome, and all questions besides the planned ones
 verdict.py   - the decision on an evaluation, with its reasons
-task_rates.py - how often a model passes each task and all together, with intervals
 arm_settings.py - every setting in which arms differ
 
 A verdict for people:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from composer_stages.evaluation.inference import numbered, rate_interval, wilson
-from composer_stages.layout import LEFT, RIGHT, aligned, counted
+from composer_stages.layout import LEFT, RIGHT, aligned, counted, rate_with_interval
 
 SHOWN = 20
 """Tasks that have a line."""
@@ -34,16 +34,14 @@ def table(counts: Sequence[TaskCount]) -> str:
     scored = [count for count in counts if count.scored]
     if max((count.scored for count in scored), default=0) < 2:
         return ""
-    rows = [
-        (c.task_id, c.scored, c.passed, _rate(c.passed / c.scored, *wilson(c.passed / c.scored, c.scored)))
-        for c in scored
-    ]
+    rows = [(count.task_id, count.scored, count.passed, _own_rate(count)) for count in scored[:SHOWN]]
     rollouts, passed = (sum(getattr(count, name) for count in scored) for name in ("scored", "passed"))
-    more = [(f"and {counted(len(rows) - SHOWN, 'more task')}", "", "", "")] if len(rows) > SHOWN else []
-    total = (f"all {counted(len(rows), 'task')}", rollouts, passed, _rate(*overall(scored)))
+    more = [(f"and {counted(len(scored) - SHOWN, 'more task')}", "", "", "")] if len(scored) > SHOWN else []
+    total = (f"all {counted(len(scored), 'task')}", rollouts, passed, rate_with_interval(*overall(scored)))
     head = ("task", "rollouts", "passed", "pass rate [95 %]")
-    return aligned([*rows[:SHOWN], *more, total], head, (LEFT, RIGHT, RIGHT, RIGHT))
+    return aligned([*rows, *more, total], head, (LEFT, RIGHT, RIGHT, RIGHT))
 
 
-def _rate(rate: float, low: float, high: float) -> str:
-    return f"{100 * rate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+def _own_rate(count: TaskCount) -> str:
+    rate = count.passed / count.scored
+    return rate_with_interval(rate, *wilson(rate, count.scored))

@@ -280,8 +280,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
     policy, playing = _collection_settings(rollouts, config)
     # Every action of a pair comes from a step or an answer; most steps and answers are in no pair.
     max_continuations = (len(rollouts.scan(STEP)) + len(answers.scan(TEACHER_ACTION))) * _samples(policy, config)
-    tokens = max_continuations * playing.max_steps * available.longest_answer(policy)
-    notes = (f"at most {max_continuations} continuations", *playing.limits.notes(playing.max_steps))
+    tokens = max_continuations * playing.most_steps() * available.longest_answer(policy)
+    notes = (f"at most {max_continuations} continuations", *playing.limits.notes(playing.most_steps()))
     return Plan(number, "states", max_completion_tokens=tokens, max_cost_usd=policy.cost(0, tokens), notes=notes)
 
 

@@ -311,7 +311,7 @@ ASCII_SPACES = b" \t\n\r\v\f\x1c\x1d\x1e\x1f"
 
 
 def most_words(text: str) -> int:
-    """Return a number that is at least that of the words between spaces."""
+    """Return an upper bound of the number of words of a text, counted by its spaces."""
     # To split 8 kB takes 40 us, and to count each of the spaces 30; to leave all of them out takes 5.
     return 1 + len(text) - len(text.encode().translate(None, ASCII_SPACES)) if text.isascii() else len(text.split())
 

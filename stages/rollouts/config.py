@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from composer_stages import envs
 from composer_stages.envs.config import EnvStageConfig
 from composer_stages.layout import counted
 from composer_stages.rollouts.history import HISTORY_PATTERN, SUMMARISE
@@ -23,9 +24,9 @@ class RolloutLimits(Settings):
     """What a rollout may cost; the answer that reaches the limit is the last. Without prices and without a limit of
     the run, all rollouts together may cost as much."""
 
-    def notes(self, max_steps: int) -> tuple[str, ...]:
+    def notes(self, steps: int) -> tuple[str, ...]:
         """Return the limits in words, for a plan."""
-        words = [counted(max_steps, "step")]
+        words = [counted(steps, "step")]
         words += [f"{self.wall_s:g} s"] if self.wall_s is not None else []
         words += [f"{self.context_tokens:,} tokens of context"] if self.context_tokens is not None else []
         words += [f"{self.cost_usd:g} USD (without prices, all of them together)"] if self.cost_usd is not None else []
@@ -65,6 +66,10 @@ class PlayingConfig(EnvStageConfig):
     in_flight: InFlight = Field(default=InFlight(), json_schema_extra={"affects_results": False})
     report_to: Backends = Field(default=(), json_schema_extra={"affects_results": False})
     """Where the run is logged besides its own files: tensorboard, trackio, wandb, one or several."""
+
+    def most_steps(self) -> int:
+        """Return the steps of a rollout at most: `max_steps`, or the answers that the environment takes."""
+        return envs.most_steps(self.env.name, self.env.options, self.max_steps)
 
     @model_validator(mode="after")
     def _check_history(self) -> "PlayingConfig":

@@ -57,14 +57,17 @@ def fit_plan(plan: TrainPlan, inputs: Inputs, tasks: Sequence[Task], out: RunWri
         plan = _agree_on_passes(plan, prompts, out, ranks)
     trl_arguments(plan, out.path)
     check_memory(plan, room(plan))
-    if plan.device == "cpu" and not plan.small:
-        resources.choose_allocation(keep=_abundant(plan) <= (unused(plan) or 0))
+    if (abundant := _abundant(plan)) is not None:
+        resources.choose_allocation(keep=abundant <= (unused(plan) or 0))
     return plan
 
 
-def _abundant(plan: TrainPlan) -> int:
-    """Return the bytes from which memory abounds, and beyond which none that is freed is kept."""
-    return round(resources.SPARE * estimate_memory(plan).total)
+def _abundant(plan: TrainPlan) -> int | None:
+    """Return the bytes from which memory abounds, and beyond which none that is freed is kept; None where all may be.
+
+    So may a small model's, and on a GPU torch keeps the memory.
+    """
+    return None if plan.device != "cpu" or plan.small else round(resources.SPARE * estimate_memory(plan).total)
 
 
 class FreedMemory(TrainerCallback):
@@ -235,8 +238,8 @@ class TrainingSession:
         # DiLoCo's callback precedes Supervision, which seals a checkpoint once all other callbacks have written.
         callbacks: list[Any] = [self.watch] if self.outer is None else [self.watch, self.outer]
         callbacks.append(checkpoints.Supervision(out, channels, rollouts, self.folder, student.ranks))
-        if plan.device == "cpu" and not plan.small:
-            callbacks.append(FreedMemory(_abundant(plan)))
+        if (abundant := _abundant(plan)) is not None:
+            callbacks.append(FreedMemory(abundant))
         if size.keep_every:
             callbacks.append(checkpoints.KeptCheckpoints(out, student, size.keep_every))
         if self.direction is not None:

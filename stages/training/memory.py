@@ -81,17 +81,22 @@ def choose_passes(plan: TrainPlan, prompts: Prompts, free: int | None) -> TrainP
 
 def _computed(plan: TrainPlan) -> float:
     """Return the tokens of a step's passes, each as often as its layers' products are computed."""
-    size = plan.config.optimisation
-    rollouts = plan.config.optimisation.prompts_per_step // plan.processes * size.generations
+    size, rollouts = plan.config.optimisation, _rollouts(plan)
     # Forward and to the layers' inputs; of all weights, also to the weights; and forward again.
     times = 2 + (not plan.config.adapter.rank and not plan.spectral) + bool(size.gradient_checkpointing)
     return times * rollouts / (size.micro_batch or rollouts) * _tokens_a_pass(plan)
 
 
+def _rollouts(plan: TrainPlan) -> int:
+    """Return the rollouts of a step in one process."""
+    size = plan.config.optimisation
+    return size.prompts_per_step // plan.processes * size.generations
+
+
 def _tokens_a_pass(plan: TrainPlan) -> int:
     """Return the most tokens of a pass."""
     size = plan.config.optimisation
-    rows = min(size.micro_batch or 1, size.prompts_per_step // plan.processes * size.generations)
+    rows = min(size.micro_batch or 1, _rollouts(plan))
     if not size.shared_prompts:
         return rows * (plan.prompts.tokens + plan.rollout_tokens)
     # Rows of all groups of a step may meet in a pass, so that it may hold as many prompts as the step has.
@@ -104,8 +109,7 @@ def _pair_tokens_a_pass(plan: TrainPlan) -> int:
     size, prompts = plan.config.optimisation, plan.prompts
     if not prompts.pair:
         return 0
-    rollouts = size.prompts_per_step // plan.processes * size.generations
-    parts = max(rollouts // (size.micro_batch or rollouts), 1)
+    parts = max(_rollouts(plan) // size.micro_batch, 1) if size.micro_batch else 1
     pairs = -(-plan.config.pairs.per_step // (plan.processes * parts))
     tokens = round(prompts.longest_pair + (pairs - 1) * prompts.pair)
     return min(tokens, size.max_tokens_per_micro_batch or tokens)

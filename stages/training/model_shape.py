@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from composer_stages.envs.base import Environment, Task
 from composer_stages.errors import BadInput
 from composer_stages.policy import adapters, base, gguf, require_source
 from composer_stages.policy.base import PolicyConfig, Turn
+from composer_stages.rollouts.trace import pairs_with_states
 from composer_stages.runs import hub
+from composer_stages.runs.kinds import PAIR
 from composer_stages.runs.run import Inputs
 from composer_stages.training.config import Config
 
@@ -79,7 +82,9 @@ def measure_rows(
         return prompts
     from composer_stages.training.channels.pairs import measure_pairs
 
-    pair, longest = measure_pairs(inputs["pairs"], tokenizer, config.pairs.max_tokens)
+    runs = inputs["pairs"]
+    rows, number = chain.from_iterable(map(pairs_with_states, runs)), sum(len(run.scan(PAIR)) for run in runs)
+    pair, longest = measure_pairs(rows, number, tokenizer, config.pairs.max_tokens)
     return replace(prompts, pair=pair, longest_pair=longest)
 
 

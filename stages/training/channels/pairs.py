@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Self
 
 import orjson
@@ -26,7 +26,6 @@ from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.rollouts.trace import pairs_with_states
 from composer_stages.runs.kinds import Row
-from composer_stages.runs.run import Run
 from composer_stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, ScoredRows, SourceInputs
 from composer_stages.training.scoring import Tree, score, token_log_probs
 
@@ -63,15 +62,9 @@ def _token_sides(row: Row, tokenizer: Any) -> TokenPair:
     return TokenPair(row["pair_id"], Tree(prompt[:end], (chosen, rejected)))
 
 
-def measure_pairs(runs: Iterable[Run], tokenizer: Any, max_tokens: int) -> tuple[float, int]:
-    """Return `mean_and_longest` of the pairs of all runs."""
-    rows = [row for run in runs for row in pairs_with_states(run)]
-    return mean_and_longest(rows, tokenizer, max_tokens)
-
-
-def mean_and_longest(rows: Sequence[Row], tokenizer: Any, max_tokens: int) -> tuple[float, int]:
-    """Return the tokens of a pair with its state, in the mean and at most, of `MEASURED` rows spread over these."""
-    pairs, _ = tokenise(rows[:: max(len(rows) // MEASURED, 1)], tokenizer, max_tokens)
+def measure_pairs(rows: Iterable[Row], number: int, tokenizer: Any, max_tokens: int) -> tuple[float, int]:
+    """Return the tokens of a pair with its state, in the mean and at most, of `MEASURED` of this number of rows."""
+    pairs, _ = tokenise(islice(rows, 0, None, max(number // MEASURED, 1)), tokenizer, max_tokens)
     lengths = [len(pair.tree.prompt) + sum(map(len, pair.tree.branches)) for pair in pairs]
     return (sum(lengths) / len(lengths), max(lengths)) if lengths else (0.0, 0)
 

@@ -7,7 +7,7 @@ import torch
 from support.models import tiny_model, tiny_tokenizer
 
 from composer_stages.errors import BadInput
-from composer_stages.training.channels.pairs import MEASURED, PairSource, TokenPair, mean_and_longest, tokenise
+from composer_stages.training.channels.pairs import MEASURED, PairSource, TokenPair, measure_pairs, tokenise
 from composer_stages.training.scoring import Tree, score, token_log_probs
 
 TOKENIZER = tiny_tokenizer()
@@ -46,10 +46,10 @@ def test_pairs_without_a_difference_are_dropped_with_a_reason() -> None:
 def test_lengths_of_pairs_are_measured_on_some_spread_over_all() -> None:
     rows = [row("a" * (1 + i % 7), "b", [1] * 30) for i in range(7)]
     lengths = [len(p.tree.prompt) + sum(map(len, p.tree.branches)) for p in tokenise(rows, TOKENIZER, 100)[0]]
-    assert mean_and_longest(rows, TOKENIZER, 100) == (sum(lengths) / 7, max(lengths))
+    assert measure_pairs(rows, len(rows), TOKENIZER, 100) == (sum(lengths) / 7, max(lengths))
     last = [*[row("x", "y", [1] * 10)] * (2 * MEASURED - 2), *[row("x", "y", [1] * 50)] * 2]
-    assert mean_and_longest(last, TOKENIZER, 100)[1] > 50
-    assert mean_and_longest([], TOKENIZER, 100) == (0.0, 0)
+    assert measure_pairs(last, len(last), TOKENIZER, 100)[1] > 50
+    assert measure_pairs([], 0, TOKENIZER, 100) == (0.0, 0)
 
 
 def test_a_missing_column_is_named() -> None:
