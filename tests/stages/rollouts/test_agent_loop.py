@@ -31,7 +31,8 @@ from composer_stages.rollouts.recording import payload, step_rows
 from composer_stages.rollouts.trace import state_digests, states
 from composer_stages.runs import runner, store
 from composer_stages.runs.kinds import ROLLOUT, STEP, Row
-from composer_stages.runs.run import Run
+from composer_stages.runs.run import Inputs, Run
+from composer_stages.runs.stage import load_stage
 from composer_stages.stopping import Interrupted
 
 
@@ -612,3 +613,15 @@ def test_visible_messages_begin_at_the_last_summary(role: str) -> None:
     assert visible_messages(two, "summarise") == [*opening, assistant("sum"), after]
     three = [*two, assistant("b"), {"role": role, "content": "more"}, ask, assistant("sums"), after]
     assert visible_messages(three, "summarise") == [*opening, assistant("sums"), after]
+
+
+@pytest.mark.parametrize("stage", ["collect", "evaluate"])
+@pytest.mark.parametrize(("attempts", "steps"), [(1, "1 step"), (3, "3 steps"), (30, "8 steps")])
+def test_a_plan_bounds_rollouts_by_the_answers_that_their_environment_takes(
+    stage: str, attempts: int, steps: str
+) -> None:
+    arms = {"policies": {"A": {"model": "smollm2"}, "B": {"model": "smollm2"}}, "baseline": "A", "treatment": "B"}
+    played = {"policy": {"model": "smollm2"}} if stage == "collect" else {**arms, "control": None}
+    config = {"env": {"name": "skills", "options": {"attempts": attempts}}, **played}
+    planned = load_stage(stage).plan(Inputs({}), load_stage(stage).config.model_validate(config))
+    assert f"a rollout at most {steps}" in planned.notes
