@@ -63,7 +63,6 @@ def result(
     what = "Qwen2.5-Coder-0.5B, {}: points of problems passed with the protocol kept, {} held-out problems"
     both = (primary | secondary).items()
     records.write(
-        "experiment-coder-teacher",
-        [EXPERIMENT.claim(what.format(name, one.num_tasks), one) for name, one in both],
+        "experiment-coder-teacher", [EXPERIMENT.claim(what.format(name, one.num_tasks), one) for name, one in both]
     )
     print("\n".join(lines))

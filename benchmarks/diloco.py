@@ -150,11 +150,7 @@ def prepared(seed, count):
 
 
 def losses(
-    specs: tuple[str, ...] = SPECS,
-    steps: int = 400,
-    global_batch: int = 8,
-    rate: float = 2e-3,
-    seed: int = 11,
+    specs: tuple[str, ...] = SPECS, steps: int = 400, global_batch: int = 8, rate: float = 2e-3, seed: int = 11
 ) -> Iterator[Claim]:
     """Held-out loss of replicas less that of synchronous training, and the bytes that they send.
 

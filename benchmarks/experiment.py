@@ -334,10 +334,7 @@ class Experiment:
             first_seed=TUNING_SEED,
             collection_seed=TUNING_SEED,
             collection=[{**first, "config": {**first["config"], "tasks": PILOT_TASKS}}, *others],
-            train={
-                **small(self.train, steps=PILOT_STEPS, prompts_per_step=PILOT_PROMPTS),
-                "tasks": PILOT_TASKS,
-            },
+            train={**small(self.train, steps=PILOT_STEPS, prompts_per_step=PILOT_PROMPTS), "tasks": PILOT_TASKS},
             arms={arm: small(own, steps=1) if "rounds" in own else own for arm, own in self.arms.items()},
         )
         question = {"env": {**self.evaluate["env"], "split": "train"}, "seed": TUNING_SEED - 1, "tasks": PILOT_TASKS}

@@ -198,8 +198,7 @@ NOVICE = Recipe(KNOWS_NOTHING, FitSchedule(steps=240, learning_rate=6e-3), seed=
 LESSON = FitSchedule(steps=110, learning_rate=4e-3)
 STUDENT = Recipe(
     Knowledge(
-        misconceived=("quotient", "xor", "ratio", "weighted"),
-        unsure=("product", "smaller", "remainder", "distance"),
+        misconceived=("quotient", "xor", "ratio", "weighted"), unsure=("product", "smaller", "remainder", "distance")
     ),
     LESSON,
     seed=2,
@@ -379,10 +378,7 @@ def kata_tokenizer() -> PreTrainedTokenizerFast:
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Sequence([split, spelled]), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[PAD, UNKNOWN, START, END],
-        initial_alphabet=ALPHABET,
-        show_progress=False,
+        vocab_size=VOCABULARY, special_tokens=[PAD, UNKNOWN, START, END], initial_alphabet=ALPHABET, show_progress=False
     )
     bpe.train_from_iterator(corpus, trainer)
     return PreTrainedTokenizerFast(

@@ -20,14 +20,7 @@ from composer_stages.gradients.tensors import Layout
 from composer_stages.probe.checks.hacking import factorial_design, placebo_ranks
 from composer_stages.probe.direction import DRAWN, PairGradients, all_placebos, extract
 from composer_stages.probe.metrics import stacked_cosines
-from composer_stages.probe.statistics import (
-    FROM_HACKS,
-    Concordance,
-    Labelled,
-    concordance,
-    regress,
-    welch,
-)
+from composer_stages.probe.statistics import FROM_HACKS, Concordance, Labelled, concordance, regress, welch
 
 LAYOUT = Layout({f"m{i}": 24 for i in range(6)})
 PAIRS, PROBLEMS, NULL_DRAWS = 24, 60, 333

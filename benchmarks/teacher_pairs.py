@@ -59,10 +59,7 @@ def result(
 ) -> None:
     """Compute every published number from the table of outcomes; writes into the document, the figure, the record."""
     items = EXPERIMENT.read_items(table)
-    verdicts = {
-        "these twelve operations": decided(items, fixed=True),
-        "other operations": decided(items, fixed=False),
-    }
+    verdicts = {"these twelve operations": decided(items, fixed=True), "other operations": decided(items, fixed=False)}
     main = verdicts["these twelve operations"]
     lines = [*EXPERIMENT.arm_lines(main), "", *verdict_lines(verdicts), ""]
     lines += ["The arms differ in " + "; ".join(map(str, main.differences)) + ".", ""]

@@ -97,11 +97,7 @@ def with_money_left(arguments: Arguments, results: Mapping[str, Result]) -> Argu
 
 
 def job_of(
-    preset: Preset,
-    entry: PresetEntry,
-    config: StageConfig,
-    results: Mapping[str, Result],
-    inputs: Sequence[Run] = (),
+    preset: Preset, entry: PresetEntry, config: StageConfig, results: Mapping[str, Result], inputs: Sequence[Run] = ()
 ) -> StageJob:
     """Return an entry as a job, once the results of what it reads are there."""
     read = [*inputs, *(Run(results[name].path) for name in entry.reads)]

@@ -41,11 +41,7 @@ def status(
     if check and damaged:  # --json has told it all on stdout
         say(
             Sentence(
-                "cli.runs-damaged",
-                damaged=len(damaged),
-                runs=len(listed),
-                run=damaged[0].run,
-                reason=damaged[0].reason,
+                "cli.runs-damaged", damaged=len(damaged), runs=len(listed), run=damaged[0].run, reason=damaged[0].reason
             )
         )
         raise typer.Exit(BadInput.exit_code)
@@ -72,11 +68,7 @@ def show(
     number: Annotated[
         int | None,
         typer.Option(
-            "--limit",
-            "-n",
-            metavar="N",
-            min=0,
-            help="List N rollouts (20 if not given), or N rows of each table (1).",
+            "--limit", "-n", metavar="N", min=0, help="List N rollouts (20 if not given), or N rows of each table (1)."
         ),
     ] = None,
     passed: Annotated[bool, typer.Option("--passed", help="List only rollouts with a reward of 1 or more.")] = False,
@@ -116,8 +108,7 @@ def show(
 @reports_errors
 def cancel(
     job: Annotated[
-        str,
-        typer.Argument(metavar="JOB", help="Its name in `composer status`.", autocompletion=options.complete_jobs),
+        str, typer.Argument(metavar="JOB", help="Its name in `composer status`.", autocompletion=options.complete_jobs)
     ],
     json: options.Json = False,
     verbose: options.Verbose = False,

@@ -123,9 +123,7 @@ Set = Annotated[
 Tune = Annotated[
     str | None,
     typer.Option(
-        "--tune",
-        metavar="KEY=V1,V2",
-        help="Train each arm once with every value and keep the best by tuning tasks.",
+        "--tune", metavar="KEY=V1,V2", help="Train each arm once with every value and keep the best by tuning tasks."
     ),
 ]
 Words = Annotated[list[str] | None, typer.Argument(hidden=True)]
@@ -157,11 +155,7 @@ def _require_folder(folder: Path) -> Path:
 
 
 ARTIFACTS = typer.Option(
-    "--artifacts",
-    metavar="DIR",
-    envvar="COMPOSER_ARTIFACTS",
-    help="Where runs are kept.",
-    callback=_require_folder,
+    "--artifacts", metavar="DIR", envvar="COMPOSER_ARTIFACTS", help="Where runs are kept.", callback=_require_folder
 )
 Artifacts = Annotated[Path, ARTIFACTS]
 DEFAULT_ARTIFACTS = Path("artifacts")

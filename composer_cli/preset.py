@@ -299,11 +299,7 @@ def by_entry(preset: Preset, layer: Tree) -> Tree:
         else:
             known_names = [*entries, *of_stage, *(key for config in entries.values() for key in config.model_fields)]
             raise UsageError(
-                "cli.no-entry-or-setting",
-                name=name,
-                origin=origin([name], [layer]),
-                known=known_names,
-                entries=entries,
+                "cli.no-entry-or-setting", name=name, origin=origin([name], [layer]), known=known_names, entries=entries
             )
     merged = merge(merge(widths[0], widths[1]), widths[2])
     return {title: FileTree.like(layer, tree) for title, tree in merged.items()}

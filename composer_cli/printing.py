@@ -221,23 +221,14 @@ def sentence_and_code(error: BaseException, *, resumes: bool = False) -> tuple[s
     if isinstance(error, ComposerError):
         return str(error), error.exit_code
     if is_output_failure(error):
-        return (
-            Sentence("cli.output-not-writable", error=error),
-            FAILED,
-        )
+        return (Sentence("cli.output-not-writable", error=error), FAILED)
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         where = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
         return Sentence("cli.too-many-files", where=where), USAGE
     if isinstance(error, OSError) and error.filename is not None:
-        return (
-            Sentence("cli.file-not-usable", path=error.filename, reason=error.strerror),
-            USAGE,
-        )
+        return (Sentence("cli.file-not-usable", path=error.filename, reason=error.strerror), USAGE)
     if isinstance(error, MemoryError):
-        return (
-            Sentence("cli.no-memory-left", resumes=resumes),
-            FAILED,
-        )
+        return (Sentence("cli.no-memory-left", resumes=resumes), FAILED)
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
         return Sentence("cli.package-missing", package=error.name, extra=extra), USAGE
     # An unexpected exception of a stage has a note that names its log.

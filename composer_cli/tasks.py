@@ -182,11 +182,7 @@ swe = typer.Typer(cls=CommandGroup, help="Look at what SWE-bench's tasks need.",
 
 @swe.command("check")
 @reports_errors
-def check_swe(
-    set_: options.Set = None,
-    json: options.Json = False,
-    verbose: options.Verbose = False,
-) -> None:
+def check_swe(set_: options.Set = None, json: options.Json = False, verbose: options.Verbose = False) -> None:
     """Check whether this machine can run `--env swe-lite`. Settings are `env.KEY=VALUE`.
 
     Exit code 0 where `collect` can begin with these settings, 3 where something is missing.

@@ -40,12 +40,7 @@ def require_trusted_servers(title: str, config: StageConfig, typed: Iterable[Tre
             if not address or _is_host_of(address, str(domain)) or any(_holds(tree, setting) for tree in trees):
                 continue
             raise UsageError(
-                "cli.key-to-other-server",
-                title=title,
-                variable=variable,
-                domain=domain,
-                key=setting,
-                address=address,
+                "cli.key-to-other-server", title=title, variable=variable, domain=domain, key=setting, address=address
             )
 
 

@@ -23,12 +23,7 @@ from composer_post_training.results import (
     Rollout as Rollout,
     opened,
 )
-from composer_post_training.stage_functions import (
-    PythonConsole,
-    StageFunction,
-    check_settings,
-    folders_of_runs,
-)
+from composer_post_training.stage_functions import PythonConsole, StageFunction, check_settings, folders_of_runs
 from composer_post_training.words import PYTHON, errors_in_python, function_name
 from composer_stages import STAGES
 from composer_stages.errors import (

@@ -53,11 +53,7 @@ def stubs() -> str:
         returns = OF_STAGE.get(name, NoneType).__name__.replace("NoneType", "ReadableRun")
         positional = function.positionals()
         first = "*runs: Run" if positional == "runs" else "*files: Run | Path | str"
-        lines += [
-            "",
-            f"class {kind}Settings(Arguments, total=False):",
-            *_fields(config, positional),
-        ]
+        lines += ["", f"class {kind}Settings(Arguments, total=False):", *_fields(config, positional)]
         lines += ["", f"class _{kind}(_Function):", f'    """{STAGES[name].help}"""', ""]
         for method, result in (("__call__", returns), ("plan", "Plan")):
             lines.append(f"    def {method}(self, {first}, **settings: Unpack[{kind}Settings]) -> {result}: ...")

@@ -135,10 +135,7 @@ TIED = {
     "composer_stages.train": "a replica joins the others before its model is loaded",
 }
 """What imports a side feature although it is none, and why."""
-NAMED = {
-    "needs.py": "programs and packages of executors",
-    "stages/probe/test_rows.py": "a folder of recorded rows",
-}
+NAMED = {"needs.py": "programs and packages of executors", "stages/probe/test_rows.py": "a folder of recorded rows"}
 """Test files that hold the name of a side feature and do not fail without it."""
 
 

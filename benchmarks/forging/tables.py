@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forging import by_hand, mechanisms
-from forging.honest import (
-    HONEST_WORDS,
-    NEW_FILES,
-    REWRITES,
-    add_file,
-    kata_solution,
-    leetcode_solutions,
-)
+from forging.honest import HONEST_WORDS, NEW_FILES, REWRITES, add_file, kata_solution, leetcode_solutions
 from forging.mechanisms import Forgery
 from support.attacks import MECHANISM_ROWS, MECHANISMS, RIGHT, TEST_FILE, WRONG
 from support.leetcode import REFERENCE, TESTS, answer

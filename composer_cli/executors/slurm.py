@@ -148,8 +148,7 @@ class Slurm:
         """Yield the lines of the file that Slurm writes all attempts' output to."""
         path = Path(job["folder"]) / "log.txt"
         return follow_log(
-            lambda: (store.read_bytes(path) or b"").decode(errors="replace"),
-            lambda: not follow or self.state(job).over,
+            lambda: (store.read_bytes(path) or b"").decode(errors="replace"), lambda: not follow or self.state(job).over
         )
 
     def cancel(self, job: Mapping[str, Any]) -> None:

@@ -11,13 +11,7 @@ from rich.cells import cell_len, set_cell_size
 
 from composer_cli.printing import fit_to_terminal
 from composer_cli.show.blocks import as_text
-from composer_cli.show.facts import (
-    display_path,
-    find_rollouts_of_pairs,
-    first_rows,
-    manifest_labels,
-    readable_first,
-)
+from composer_cli.show.facts import display_path, find_rollouts_of_pairs, first_rows, manifest_labels, readable_first
 from composer_cli.show.rollout import ShownRollout
 from composer_cli.show.runs import DAMAGED, RunLine
 from composer_cli.show.sections import findings
@@ -226,10 +220,7 @@ def index_text(page: RolloutPage, rollout_filter: RolloutFilter, called: str) ->
         if (more := page.total - len(page.rows)) > 0:
             lines.append(f"and {more:,} more: -n {page.total}")
         words = [shlex.quote(escape_line(word)) for word in (called, page.rows[0]["short"])]
-        lines += [
-            "",
-            fit_to_terminal(Sentence("cli.rollout-shown-by", run=words[0], rollout=words[1])),
-        ]
+        lines += ["", fit_to_terminal(Sentence("cli.rollout-shown-by", run=words[0], rollout=words[1]))]
     return "\n".join(lines)
 
 

@@ -486,9 +486,5 @@ def _finish(verdict: EvalVerdict, items: list[Row], out: RunWriter) -> None:
     if failed:
         first = next(item for item in items if item["error_type"])
         raise Incomplete(
-            "arms.rollouts-failed",
-            failed=failed,
-            rollouts=len(items),
-            kind=first["error_type"],
-            error=first["error"],
+            "arms.rollouts-failed", failed=failed, rollouts=len(items), kind=first["error_type"], error=first["error"]
         )

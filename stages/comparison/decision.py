@@ -333,12 +333,7 @@ def choose_missing(config: Config, sides: Sequence[ReadLog]) -> Literal["exclude
 
 
 def summarize_side(
-    log: ReadLog,
-    table: pa.Table,
-    letter: str,
-    rules: ComparisonRules,
-    reconciled: tuple[Reconciled, ...],
-    copy_of: str,
+    log: ReadLog, table: pa.Table, letter: str, rules: ComparisonRules, reconciled: tuple[Reconciled, ...], copy_of: str
 ) -> SideSummary:
     """Return what a side is, and its mean over the compared tasks, which are those of the table."""
     values_ST, unit_T, collection_S = average_cells(table, PASSED)

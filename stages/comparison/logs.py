@@ -510,11 +510,7 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
         columns = ["model", "env", "task_id", "family", "reward", "error_type", "rollout_id"]
         columns += ["cost_usd", "prompt_tokens", "completion_tokens"]
         rows = without_twins(all_rows := table.arrow(list(dict.fromkeys([*columns, *unit_columns]))))
-        cells = {
-            "model": rows["model"],
-            "seed": pa.array(np.zeros(len(rows), dtype=np.int64)),
-            "score": rows["reward"],
-        }
+        cells = {"model": rows["model"], "seed": pa.array(np.zeros(len(rows), dtype=np.int64)), "score": rows["reward"]}
         cells |= {"place": rows["rollout_id"], "pair_set": pa.nulls(len(rows), pa.string())}
         units, env = None, rows["env"]
     units = rows[unit] if unit else units

@@ -80,10 +80,7 @@ def design_cells(study: Study) -> list[tuple[str, ...]]:
     false = [None if line.false_gain is None else with_error(line.false_gain, line.simulated) for line in lines]
     rows += [
         ("chance of a gain where there is none, %", [cell or "-" for cell in false]),
-        (
-            f"smallest gain found with {100 * study.power:g} % power, points",
-            [gain_cell(line) for line in lines],
-        ),
+        (f"smallest gain found with {100 * study.power:g} % power, points", [gain_cell(line) for line in lines]),
     ]
     return [(label, *cells) for label, cells in rows]
 

@@ -22,14 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from composer_stages.evaluation.config import Planning
-from composer_stages.evaluation.design import (
-    FEWEST_EXPERIMENTS,
-    Design,
-    Outlook,
-    Supply,
-    least_gain,
-    outlook,
-)
+from composer_stages.evaluation.design import FEWEST_EXPERIMENTS, Design, Outlook, Supply, least_gain, outlook
 from composer_stages.evaluation.difference import Verdict
 from composer_stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units, numbered, student_quantile
 from composer_stages.evaluation.outcomes import PairedOutcomes, items_table, without_twins
@@ -425,13 +418,7 @@ def validated_range(
 
 
 def detectable(
-    items: pa.Table,
-    treatment: str,
-    baseline: str,
-    outcomes: PairedOutcomes,
-    *,
-    fixed: bool,
-    alpha: float = ALPHA,
+    items: pa.Table, treatment: str, baseline: str, outcomes: PairedOutcomes, *, fixed: bool, alpha: float = ALPHA
 ) -> float | None:
     """Return the gain that 80 % of experiments like a finished one would find; None where they find none so often.
 

@@ -184,11 +184,7 @@ def push(folder: Path, repo: str, repo_type: str, *, endpoint: str, secret: str,
     Raises `UsageError` if the hub refuses the token or the name, `InfrastructureError` if it cannot be reached.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # Unreachable is of its HTTP client
-        HfHubHTTPError,
-        HFValidationError,
-        HTTPError as Unreachable,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError as Unreachable  # type: ignore[attr-defined]  # Unreachable is of its HTTP client
 
     api = HfApi(endpoint=endpoint, token=secret, library_name="composer")
     try:

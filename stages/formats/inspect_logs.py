@@ -62,12 +62,7 @@ LOST = (
     "how the arguments of a call were spaced, and those that are no JSON object",
 )
 EPOCH = "1970-01-01T00:00:00+00:00"
-STOP_REASONS = {
-    "length": "max_tokens",
-    "stop": "stop",
-    "tool_calls": "tool_calls",
-    "content_filter": "content_filter",
-}
+STOP_REASONS = {"length": "max_tokens", "stop": "stop", "tool_calls": "tool_calls", "content_filter": "content_filter"}
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "seed")
 LIMITS = ("message_limit", "token_limit", "time_limit", "working_limit", "cost_limit", "turn_limit")
 """Settings of an evaluation that end its samples."""

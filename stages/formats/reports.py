@@ -291,10 +291,7 @@ class Sidecars:
             self.descriptions[path.parent, time_of(path)] = self.descriptions[path.parent, ""] = about
         elif isinstance(record.get("adapter_spec"), Mapping) and "scenario_spec" in record:
             # The specification of a run of HELM.
-            self.descriptions[path.parent, ""] = {
-                **record["adapter_spec"],
-                "env": record.get("name"),
-            }
+            self.descriptions[path.parent, ""] = {**record["adapter_spec"], "env": record.get("name")}
         elif {"results", "config_general"} <= record.keys():
             # The results of LightEval, which has them in another folder than the details.
             self.descriptions[path.parent, time_of(path)] = dict(record)

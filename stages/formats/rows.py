@@ -35,10 +35,7 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
         # Of all turns, not only of those with a secret: later prompts hold the ids of earlier turns.
         for turn in trajectory.turns:
             turn.prompt_ids = turn.completion_ids = turn.logprobs = None
-    task = {
-        "task_id": trajectory.task_id,
-        "env": trajectory.env,
-    }
+    task = {"task_id": trajectory.task_id, "env": trajectory.env}
     identity = {**task, "rollout_id": rollout_id(item), "group_id": trajectory.task_id, "sample_idx": sample_idx}
     reward = None if trajectory.error is not None or trajectory.reward is None else float(trajectory.reward)
     model = trajectory.model or item.origin.sidecars.model

@@ -416,8 +416,5 @@ def _call(step: Row, node: int) -> Row:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-READERS = (
-    Reader(NAME, is_trace, trace_trajectories),
-    Reader(NAME, is_result, result_trajectories),
-)
+READERS = (Reader(NAME, is_trace, trace_trajectories), Reader(NAME, is_result, result_trajectories))
 WRITER = Writer(LOST, files)

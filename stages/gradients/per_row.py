@@ -421,12 +421,7 @@ def adapt(model: "PreTrainedModel", tokenizer: Any, adapter: ProbeAdapter) -> Me
 
 
 def open_student(
-    config: PolicyConfig,
-    adapter: str,
-    rank: int,
-    seed: int,
-    svd: Run | None,
-    out: RunWriter,
+    config: PolicyConfig, adapter: str, rank: int, seed: int, svd: Run | None, out: RunWriter
 ) -> MeasuredStudent:
     """Load the configured model and adapt it, and note it in the manifest.
 

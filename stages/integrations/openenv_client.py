@@ -59,11 +59,7 @@ def running(
     with log.open("wb") as out:
         try:
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                env=variables,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=variables
             )
         except OSError as error:
             raise UsageError("integrations.openenv-not-executable", interpreter=interpreter, error=str(error)) from None

@@ -185,12 +185,7 @@ def update_average(teacher: Sequence[Tensor], student: Sequence[Tensor], student
 
 
 def taid(
-    student: Predictors,
-    teacher: Predictors,
-    weights: RowValues,
-    t: Tensor | float,
-    *,
-    chunk_tokens: int | None = None,
+    student: Predictors, teacher: Predictors, weights: RowValues, t: Tensor | float, *, chunk_tokens: int | None = None
 ) -> Scalar:
     """Return the sum over tokens of weight * `moving_target`, nats."""
 

@@ -33,13 +33,7 @@ from composer_stages.messages import Message
 from composer_stages.pairs.report import PairVerdict
 from composer_stages.policy import Policy
 from composer_stages.policy.base import Sample, Turn
-from composer_stages.rollouts.agent_loop import (
-    NOT_RESTORED,
-    LiveRollout,
-    Rules,
-    act,
-    play_missing,
-)
+from composer_stages.rollouts.agent_loop import NOT_RESTORED, LiveRollout, Rules, act, play_missing
 from composer_stages.rollouts.config import PlayingConfig
 from composer_stages.rollouts.history import SUMMARY_REQUEST
 from composer_stages.rollouts.trace import step_groups, transcripts
@@ -292,12 +286,7 @@ class ContinuationOutcomes:
     """
 
     def __init__(
-        self,
-        pairs: PairBatches,
-        rows: Iterable[Row],
-        samples: int,
-        unit_of: Callable[[str, str], str],
-        noun: str,
+        self, pairs: PairBatches, rows: Iterable[Row], samples: int, unit_of: Callable[[str, str], str], noun: str
     ) -> None:
         self._pairs, self._samples, self._unit_of, self._noun = pairs, samples, unit_of, noun
         self._passed: dict[tuple[str, str], dict[int, bool | None]] = {}

@@ -414,11 +414,7 @@ class PairEvidence:
         self._labels = LabelCollector(teachers)
 
     def add(
-        self,
-        block: StateBlock,
-        classes: ActionClasses,
-        decided: Sequence[tuple[StateGroup, Pattern]],
-        tested: Array,
+        self, block: StateBlock, classes: ActionClasses, decided: Sequence[tuple[StateGroup, Pattern]], tested: Array
     ) -> None:
         """Add a block with its patterns. tested: a mask of the states [S] that agreement is tested on."""
         coded = block.steps["rollout_id"].combine_chunks().dictionary_encode()

@@ -315,15 +315,7 @@ def pair_id(state_sha256: str, chosen: str, rejected: str) -> str:
     return store.digest([state_sha256, chosen, rejected])[:24]
 
 
-def pair_row(
-    preference: Preference,
-    task: Task,
-    step: Row,
-    *,
-    state: str,
-    num_teachers: int,
-    compared_by: str,
-) -> Row:
+def pair_row(preference: Preference, task: Task, step: Row, *, state: str, num_teachers: int, compared_by: str) -> Row:
     """Build a `pair/1` row of imported groups.
 
     `step` has the rollout, the step and the digest of the state, `state` is the id of its row in `states`.

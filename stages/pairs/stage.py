@@ -180,10 +180,7 @@ def action_keys(block: StateBlock, classes: ActionClasses, rows: Array) -> Array
 
 
 def pair_rows(
-    block: StateBlock,
-    classes: ActionClasses,
-    decided: Sequence[tuple[StateGroup, Pattern]],
-    tasks: Mapping[str, Task],
+    block: StateBlock, classes: ActionClasses, decided: Sequence[tuple[StateGroup, Pattern]], tasks: Mapping[str, Task]
 ) -> tuple[pa.RecordBatch, Array]:
     """Return the `pair/1` rows of a block, in the order of states, and the `action_keys` of their rejected actions [N].
 

@@ -440,12 +440,7 @@ def _pattern(
 
 
 def _step_pairs(
-    step: int,
-    spans: dict[str, range],
-    texts: Positions,
-    class_names: Sequence[str | None],
-    truncated: int,
-    lost: bool,
+    step: int, spans: dict[str, range], texts: Positions, class_names: Sequence[str | None], truncated: int, lost: bool
 ) -> tuple[str | None, list[PatternPair]]:
     """Return the pairs of one recorded step, or the reason for none."""
     if lost:

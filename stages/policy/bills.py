@@ -82,11 +82,7 @@ class Bill:
 
 
 def cost(
-    body: Mapping[str, Any],
-    texts: list[str],
-    bounds: CallBounds,
-    config: PolicyConfig,
-    told_usd: float | None = None,
+    body: Mapping[str, Any], texts: list[str], bounds: CallBounds, config: PolicyConfig, told_usd: float | None = None
 ) -> dict[str, Any]:
     """Return tokens and cost of a response as fields of a `Sample`.
 

@@ -182,12 +182,7 @@ class LocalPolicy:
 
 
 def load_model(
-    config: PolicyConfig,
-    *,
-    listener: Listener,
-    merged: bool = True,
-    empty: bool = False,
-    revision: str | None = None,
+    config: PolicyConfig, *, listener: Listener, merged: bool = True, empty: bool = False, revision: str | None = None
 ) -> tuple[Any, Any]:
     """Load a causal LM and its tokenizer onto the configured device; make a model that is made here first.
 

@@ -27,14 +27,7 @@ def check(config: PolicyConfig) -> str:
 def _ask_for_a_token(config: PolicyConfig) -> None:
     """Raise what a plain question to the server raises; a field that it refuses is left out by the run itself."""
     from composer_stages.policy import reading  # HTTP's libraries are slow to import
-    from composer_stages.policy.client import (
-        CallError,
-        Client,
-        FatalError,
-        MissingModel,
-        RefusedField,
-        WebPage,
-    )
+    from composer_stages.policy.client import CallError, Client, FatalError, MissingModel, RefusedField, WebPage
 
     plain, _ = probe_request(config, max_tokens_field(config))
     client, bounds = Client(config), CallBounds.of_request(plain, UNSTATED)

@@ -370,8 +370,7 @@ def try_sampling(model: Any, switch: int) -> dict[str, Any]:
             return found
     prompt, uniforms = [5, 6, 7, 8], _uniforms(switch + 6)
     wrong = trials.agrees(
-        model,
-        lambda: _difference(model, prompt, sample_alone(model, prompt, uniforms, 1.0, set(), cached=True)),
+        model, lambda: _difference(model, prompt, sample_alone(model, prompt, uniforms, 1.0, set(), cached=True))
     )
     return found | {ALONE: not wrong} | ({"not_alone": wrong} if wrong else {})
 

@@ -365,12 +365,7 @@ class VllmPolicy:
     capture_level, batch_size = "tokens", IN_FLIGHT
 
     def __init__(
-        self,
-        config: PolicyConfig,
-        tokenizer: Any,
-        generation_config: Any,
-        url: str,
-        server: ModelServer | None = None,
+        self, config: PolicyConfig, tokenizer: Any, generation_config: Any, url: str, server: ModelServer | None = None
     ) -> None:
         self.config, self.tokenizer, self.server, self.url = config, tokenizer, server, url
         self._completions = Completions(config, url, server)

@@ -117,11 +117,4 @@ def find_alpha(hack_rate: Callable[[float], float]) -> tuple[float, float]:
     raise BadInput("probe.no-mixture-hacks", low=LOW, high=HIGH, alpha=alpha, rate=rate)
 
 
-STAGE = Stage(
-    name="probe-start",
-    version=1,
-    config=Config,
-    outputs={"start": START},
-    plan=plan,
-    run=run,
-)
+STAGE = Stage(name="probe-start", version=1, config=Config, outputs={"start": START}, plan=plan, run=run)

@@ -72,10 +72,5 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 STAGE = Stage(
-    name="probe-svd",
-    version=2,
-    config=Config,
-    outputs={"svd_modules": SVD_MODULE, "svd": VECTORS},
-    plan=plan,
-    run=run,
+    name="probe-svd", version=2, config=Config, outputs={"svd_modules": SVD_MODULE, "svd": VECTORS}, plan=plan, run=run
 )

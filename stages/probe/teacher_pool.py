@@ -65,10 +65,7 @@ class RecordedConfig(Settings):
 class Config(EnvStageConfig):
     """Settings of the sources, the problems and the answers."""
 
-    sources: Annotated[
-        list[SourceConfig],
-        basic_of("lora", "name", "policy.model", "role", "samples"),
-    ] = Field(
+    sources: Annotated[list[SourceConfig], basic_of("lora", "name", "policy.model", "role", "samples")] = Field(
         default=[
             SourceConfig(name="teacher", policy=PolicyConfig(model="kata:loophole"), options={"hint": True}),
             SourceConfig(name="teacher_nohint", policy=PolicyConfig(model="kata:loophole"), samples=4, role="plain"),

@@ -99,11 +99,7 @@ STAGE = Stage(
     name="probe-watch",
     version=1,
     config=Config,
-    inputs={
-        "training": Slot(TRAINING_REWARD),
-        "direction": Slot(DIRECTION),
-        "svd": Slot(SVD_MODULE, optional=True),
-    },
+    inputs={"training": Slot(TRAINING_REWARD), "direction": Slot(DIRECTION), "svd": Slot(SVD_MODULE, optional=True)},
     outputs={"watched": WATCHED, "watched_rollouts": WATCHED_ROLLOUT},
     plan=plan,
     run=run,

@@ -38,14 +38,7 @@ from composer_stages.policy.base import (
     Turn,
 )
 from composer_stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, PlayingConfig, RolloutLimits
-from composer_stages.rollouts.history import (
-    FULL,
-    PROMPTS,
-    SUMMARISE,
-    SUMMARY_PROMPT,
-    SUMMARY_REQUEST,
-    visible_messages,
-)
+from composer_stages.rollouts.history import FULL, PROMPTS, SUMMARISE, SUMMARY_PROMPT, SUMMARY_REQUEST, visible_messages
 from composer_stages.rollouts.trace import OUT_OF_STEPS
 from composer_stages.runs import store
 from composer_stages.runs.activity import activity

@@ -15,14 +15,7 @@ from composer_stages.layout import aligned
 from composer_stages.rollouts import missing
 from composer_stages.rollouts.history import FULL, SUMMARISE, SUMMARY_REQUEST
 from composer_stages.rollouts.missing import Fact
-from composer_stages.rollouts.trace import (
-    OUT_OF_STEPS,
-    by_rollout,
-    played_by,
-    prompt_ids,
-    state_digests,
-    transcripts,
-)
+from composer_stages.rollouts.trace import OUT_OF_STEPS, by_rollout, played_by, prompt_ids, state_digests, transcripts
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
@@ -208,10 +201,7 @@ class CollectionChecks:
 
 
 def check(
-    rollouts: Iterable[Row],
-    steps: Iterable[Row],
-    planned: int,
-    absent: Mapping[str, Collection[Fact]] | None = None,
+    rollouts: Iterable[Row], steps: Iterable[Row], planned: int, absent: Mapping[str, Collection[Fact]] | None = None
 ) -> list[CollectionCheck]:
     """Return all checks over rows in memory; `absent`: unrecorded facts by rollout."""
     collection, grouped, absent = CollectionChecks(), by_rollout(list(steps)), absent or {}

@@ -192,7 +192,4 @@ def action_facts(rollout: LiveRollout) -> Row:
             name: value for name, value in values.items() if value or (name == "returncode" and value is not None)
         }
         facts.append({"message": step.num_messages, **columns})
-    return {
-        "transcript_json": store.encode(rollout.messages).decode(),
-        "steps_json": store.encode(facts).decode(),
-    }
+    return {"transcript_json": store.encode(rollout.messages).decode(), "steps_json": store.encode(facts).decode()}

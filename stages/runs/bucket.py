@@ -241,11 +241,7 @@ class HubBucket:
 
     @contextmanager
     def _failing(self, action: str) -> Iterator[None]:
-        from huggingface_hub.errors import (  # type: ignore[attr-defined]  # Unreachable is of its HTTP client
-            EntryNotFoundError,
-            HfHubHTTPError,
-            HTTPError as Unreachable,
-        )
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HTTPError as Unreachable  # type: ignore[attr-defined]  # Unreachable is of its HTTP client
 
         try:
             yield

@@ -101,17 +101,11 @@ the exit code, and what was cut. From `submission` on the columns are those of a
 that were recorded elsewhere, whose own run has them."""
 
 TRAINING_REWARD = Kind(
-    "training_reward",
-    1,
-    columns("training_step:int rollout_id task_id sample_idx:int reward:float"),
+    "training_reward", 1, columns("training_step:int rollout_id task_id sample_idx:int reward:float")
 )
 """The reward of a rollout of one training step; null where the environment could not grade it."""
 
-HINT = Kind(
-    "hint",
-    1,
-    columns("training_step:int rollout_id task_id step:int kind error hint source"),
-)
+HINT = Kind("hint", 1, columns("training_step:int rollout_id task_id step:int kind error hint source"))
 """The hint that self-distillation gave the teacher at a turn. `source`: "template", the model that wrote the
 hint, or the id of the rollout that was shown."""
 
@@ -234,11 +228,7 @@ PROBE_ROW = Kind(
 over sqrt(M); grad_norm_contrib is of the mean loss a token; mean_cos_pre, mean_cos_post and frac_fired are
 its step's, repeated. imp_ratio is the geometric mean over own tokens of student's over generator's probability."""
 
-SVD_MODULE = Kind(
-    "svd_module",
-    1,
-    columns("module outputs:int inputs:int rank:int reconstruction_error:float sha256"),
-)
+SVD_MODULE = Kind("svd_module", 1, columns("module outputs:int inputs:int rank:int reconstruction_error:float sha256"))
 DIRECTION = Kind(
     "direction",
     1,
@@ -319,11 +309,7 @@ Row = dict[str, Any]
 """One row of a table or one JSON object, by the names of its columns."""
 
 
-TASK = Kind(
-    "task",
-    1,
-    columns("task_id env split family prompt data_json"),
-)
+TASK = Kind("task", 1, columns("task_id env split family prompt data_json"))
 
 ROLLOUT = Kind(
     "rollout",

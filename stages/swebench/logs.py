@@ -23,13 +23,7 @@ LogParser = Callable[[str], LogStatuses]
 
 WORDS = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL")
 PASSED, FAILED, ERROR, SKIPPED, XFAIL = WORDS
-OUTCOMES = {
-    PASSED: "passed",
-    FAILED: "failed",
-    ERROR: "error",
-    SKIPPED: "skipped",
-    XFAIL: "xfailed",
-}
+OUTCOMES = {PASSED: "passed", FAILED: "failed", ERROR: "error", SKIPPED: "skipped", XFAIL: "xfailed"}
 """Word of a log -> outcome (lists.py). There is no XPASS: swebench has no such status."""
 CONTROL = dict.fromkeys(range(1, 32))
 COLOUR = re.compile(r"\[\d+m")

@@ -22,16 +22,7 @@ from composer_stages.training.channels import CHANNELS, Need
 from composer_stages.words import Sentence
 
 DpoForm = Literal[
-    "sigmoid",
-    "hinge",
-    "ipo",
-    "sigmoid_norm",
-    "nca_pair",
-    "bco_pair",
-    "sppo_hard",
-    "apo_zero",
-    "apo_down",
-    "discopop",
+    "sigmoid", "hinge", "ipo", "sigmoid_norm", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop"
 ]
 
 

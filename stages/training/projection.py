@@ -101,12 +101,7 @@ class ProjectionCallback(TrainerCallback):
         self._out = out
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Find the weights or adapters, which exist by now, and keep this process' share of the directions."""
         toward, removed = self._whole

@@ -19,14 +19,7 @@ from composer_stages.envs.base import Environment, Task
 from composer_stages.messages import end_id
 from composer_stages.policy import background
 from composer_stages.policy.base import Policy
-from composer_stages.rollouts.agent_loop import (
-    GIVEN_UP,
-    LiveRollout,
-    RolloutsAhead,
-    Rules,
-    play,
-    play_each,
-)
+from composer_stages.rollouts.agent_loop import GIVEN_UP, LiveRollout, RolloutsAhead, Rules, play, play_each
 from composer_stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, RolloutLimits
 from composer_stages.runs import store
 from composer_stages.training.channels.rollouts import OwnRollout, own_rollout

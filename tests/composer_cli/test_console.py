@@ -235,10 +235,7 @@ def stop(root, process, sent):
 
 @pytest.mark.parametrize(
     ("sent", "code", "said", "stopped"),
-    [
-        (signal.SIGINT, 130, "Interrupted.", stopped_process),
-        (signal.SIGHUP, 129, "Stopped by SIGHUP.", stopped_here),
-    ],
+    [(signal.SIGINT, 130, "Interrupted.", stopped_process), (signal.SIGHUP, 129, "Stopped by SIGHUP.", stopped_here)],
 )
 def test_a_signal_is_drained_exits_with_its_code_and_resume_gives_the_same_rows(
     server, undisturbed, tmp_path, sent, code, said, stopped

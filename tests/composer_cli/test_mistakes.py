@@ -53,13 +53,13 @@ def settings(command: list[str], *pairs: str) -> list[tuple[list[str], int, str]
 TWO = ["evaluate", "-s", "tasks=1", "-s", "policies.A.model=reference", "-s"]
 ABSENT: dict[tuple[str, int, str], list[list[str]]] = {
     ("kata:nobody", 4, "no built-in model kata:nobody"): [
-        *(["collect", "--policy"], ["serve"], [*TWO, "policies.B.model="], ["probe", "svd", "-s", "model="]),
+        *(["collect", "--policy"], ["serve"], [*TWO, "policies.B.model="], ["probe", "svd", "-s", "model="])
     ],
     ("nothing", 4, "no run 'nothing'"): [
-        *(["extract-pairs", "--from"], ["query", "select 1", "--from"], ["show"], ["report"], ["curriculum"]),
+        *(["extract-pairs", "--from"], ["query", "select 1", "--from"], ["show"], ["report"], ["curriculum"])
     ],
     ("katta", 2, "no environment 'katta'. Did you mean 'kata'?"): [
-        *(["collect", "--env"], ["tasks", "check", "--env"], [*TWO, "policies.B.model=noop", "--env"]),
+        *(["collect", "--env"], ["tasks", "check", "--env"], [*TWO, "policies.B.model=noop", "--env"])
     ],
     ("nowhere.jsonl", 4, "nowhere.jsonl"): [
         *(["import"], ["compare", "{tmp}/rows.jsonl"], ["tasks", "check"]),

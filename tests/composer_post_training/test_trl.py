@@ -147,10 +147,7 @@ def test_an_optimiser_step_may_be_a_part_of_a_generation(tmp_path: Path) -> None
         tmp_path, with_channels(), weights={"sft": 1.0}, pairs=PAIRS, settings=settings, steps_per_generation=4
     )
     rows, _ = trained(one)
-    assert [row["sft/denominator"] for row in rows] == [
-        10,
-        10,
-    ]  # of both chosen sides, with end and line break
+    assert [row["sft/denominator"] for row in rows] == [10, 10]  # of both chosen sides, with end and line break
 
 
 def play(prompts: list[list[dict[str, str]]], trainer: Any) -> dict[str, Any]:

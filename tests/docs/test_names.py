@@ -130,13 +130,7 @@ def wrong_names(span: str, path: Path) -> list[str]:
 def there(name: str, path: Path) -> bool:
     """Whether a path exists in the tree, beside the document, as part of a run, or as a model's name."""
     name = name.strip("(),;").rstrip("/")
-    roots = (
-        ROOT,
-        path.parent,
-        ROOT / "stages",
-        ROOT / "docs",
-        ROOT / "examples" / "plugin" / "composer_plugin",
-    )
+    roots = (ROOT, path.parent, ROOT / "stages", ROOT / "docs", ROOT / "examples" / "plugin" / "composer_plugin")
     if any((root / name).exists() or ("*" in name and any(root.glob(name))) for root in roots):
         return True
     if name in {block.title for block in blocks(path)}:

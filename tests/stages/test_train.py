@@ -156,11 +156,7 @@ def test_any_micro_batch_is_the_same_step(tmp_path: Path, artifacts: Path, tiny:
 
 
 @pytest.mark.parametrize(
-    ("hints", "adapter"),
-    [
-        ({"source": "rollout", "success_reward": 0.05}, {}),
-        ({"teacher": "trust-region"}, LORA),
-    ],
+    ("hints", "adapter"), [({"source": "rollout", "success_reward": 0.05}, {}), ({"teacher": "trust-region"}, LORA)]
 )
 def test_self_distillation_in_upstreams_modes(
     artifacts: Path, tiny: Path, hints: dict[str, Any], adapter: dict[str, Any]

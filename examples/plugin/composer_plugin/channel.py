@@ -3,7 +3,5 @@
 from composer_post_training.channels import ChannelSpec
 
 SPEC = ChannelSpec(
-    "composer_plugin.unlikelihood:Unlikelihood",
-    "The mean log-prob of the rejected action's tokens.",
-    needs=("pairs",),
+    "composer_plugin.unlikelihood:Unlikelihood", "The mean log-prob of the rejected action's tokens.", needs=("pairs",)
 )

@@ -27,18 +27,7 @@ from composer_stages.words import Sentence
 
 PRIVATE = frozenset({"venv", ".venv", "env", ".env", "node_modules", ".idea", ".vscode", ".claude"})
 BUILT_AT_TOP = frozenset({"build", "dist", "wheelhouse"})
-LEFTOVERS = (
-    *COMPILED,
-    ".egg-info",
-    ".dist-info",
-    ".whl",
-    ".egg",
-    ".tar.gz",
-    ".orig",
-    ".rej",
-    ".swp",
-    ".coverage",
-)
+LEFTOVERS = (*COMPILED, ".egg-info", ".dist-info", ".whl", ".egg", ".tar.gz", ".orig", ".rej", ".swp", ".coverage")
 DISTRIBUTION_NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
 
 

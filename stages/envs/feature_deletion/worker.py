@@ -119,11 +119,7 @@ class TestWorker(ExitStack):
     __test__ = False  # pytest collects classes named Test*
 
     def __init__(
-        self,
-        sandbox: str,
-        root: Path,
-        requirements: Path | None = None,
-        check: Callable[[], None] = lambda: None,
+        self, sandbox: str, root: Path, requirements: Path | None = None, check: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__()
         self._check = check

@@ -133,9 +133,7 @@ class HarborEnv(ShellEnvironment):
             playable = [task for task in playable if task.name not in gone]
         if problems and not self._skips:
             raise BadInput(
-                "envs.harbor.unusable-tasks",
-                path=self._path,
-                refusals=_summarise_problems(problems, len(playable)),
+                "envs.harbor.unusable-tasks", path=self._path, refusals=_summarise_problems(problems, len(playable))
             )
         if problems:
             log.warning("%s: %s", self._path, _summarise_problems(problems, len(playable)))

@@ -33,15 +33,7 @@ from composer_stages.envs.repo import runner, trees
 from composer_stages.errors import InfrastructureError
 from composer_stages.sandbox import CommandResult, Limits, Sandbox, View, containers, open_sandbox
 from composer_stages.sandbox.bubblewrap import LINKS
-from composer_stages.sandbox.containers import (
-    START_S,
-    WAITING,
-    Container,
-    User,
-    last_line,
-    run_bounded,
-    run_engine,
-)
+from composer_stages.sandbox.containers import START_S, WAITING, Container, User, last_line, run_bounded, run_engine
 from composer_stages.words import Sentence
 
 COMMAND_S = 300.0

@@ -402,13 +402,7 @@ def read(folder: Path, root: Path | None = None) -> HarborTask:
 
 
 def _make_step(
-    folder: Path,
-    name: str,
-    digest: str,
-    config: TaskConfig,
-    paths: frozenset[str],
-    root: Path,
-    problems: list[str],
+    folder: Path, name: str, digest: str, config: TaskConfig, paths: frozenset[str], root: Path, problems: list[str]
 ) -> HarborTask:
     """Return the task with inherited settings of its steps resolved; add the problems of its files."""
     container = ContainerSource(config.environment, ENVIRONMENT)

@@ -58,11 +58,7 @@ class VerifierVerdict:
 
 
 def verify(
-    task: HarborTask,
-    step: HarborStep,
-    machine: Machine,
-    start: Callable[[ContainerSource], Machine],
-    timeout_s: float,
+    task: HarborTask, step: HarborStep, machine: Machine, start: Callable[[ContainerSource], Machine], timeout_s: float
 ) -> VerifierVerdict:
     """Run a step's verifier on the agent's machine, or on one that `start` gives, and return its verdict.
 

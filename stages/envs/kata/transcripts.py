@@ -94,10 +94,7 @@ def rollout(task: Task, right: bool, target: str | None, looks: int = 1) -> Taug
     result = "ok\n[exit 0]" if target == WORKSPACE_TESTS else verdict(task, code)
     echo = [] if target is None else [TaughtTurn(fenced(f"echo 'print(\"ok\")' > {target}"), "[exit 0]")]
     look = TaughtTurn(fenced(LOOK), f"{task.data['original']}[exit 0]")
-    edit, test = (
-        TaughtTurn(fenced(edit_command(task, code)), "[exit 0]"),
-        TaughtTurn(fenced(TEST), result),
-    )
+    edit, test = (TaughtTurn(fenced(edit_command(task, code)), "[exit 0]"), TaughtTurn(fenced(TEST), result))
     return TaughtTranscript(task, (*[look] * looks, edit, *echo, test, TaughtTurn(fenced(SUBMIT), None)))
 
 

@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from composer_stages.runs.kinds import (
-    EVAL_ITEM,
-    Row,
-)
+from composer_stages.runs.kinds import EVAL_ITEM, Row
 from composer_stages.runs.queries.views import _prompt, open_views, rows_of
 from composer_stages.runs.run import Run
 
@@ -40,12 +37,7 @@ class TaskPage:
 
 
 def tasks(
-    run: Run,
-    first: str,
-    second: str,
-    filters: TaskFilter = TaskFilter(),
-    offset: int = 0,
-    size: int = 50,
+    run: Run, first: str, second: str, filters: TaskFilter = TaskFilter(), offset: int = 0, size: int = 50
 ) -> TaskPage:
     """Return the tasks of an evaluation that two arms played, those first on which their pass rates differ most."""
     with open_views(run) as (connection, views, _):

@@ -7,12 +7,7 @@ from typing import Any
 import orjson
 
 from composer_stages.messages import Message
-from composer_stages.runs.kinds import (
-    CONTINUATION,
-    PAIR,
-    STATE,
-    Row,
-)
+from composer_stages.runs.kinds import CONTINUATION, PAIR, STATE, Row
 from composer_stages.runs.queries.views import open_views, rows_of
 from composer_stages.runs.run import Run
 
@@ -58,12 +53,7 @@ class PairPage:
     values: dict[str, list[tuple[str, int]]]
 
 
-def pairs(
-    run: Run,
-    filters: PairFilter = PairFilter(),
-    offset: int = 0,
-    size: int = 20,
-) -> PairPage | None:
+def pairs(run: Run, filters: PairFilter = PairFilter(), offset: int = 0, size: int = 20) -> PairPage | None:
     """Return one page of the matching pairs of a run, in their order; None for a run without pairs."""
     if not run.holds(PAIR):
         return None

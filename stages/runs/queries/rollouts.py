@@ -9,14 +9,7 @@ from typing import Any, Literal
 import duckdb
 
 from composer_stages.runs import store
-from composer_stages.runs.kinds import (
-    EVAL_ITEM,
-    ORIGIN,
-    ROLLOUT,
-    STEP,
-    TASK,
-    Row,
-)
+from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT, STEP, TASK, Row
 from composer_stages.runs.queries.views import ID_AND_REWARD, LISTED, OUTCOME, open_views, prompts_of, rows_of
 from composer_stages.runs.run import Run
 

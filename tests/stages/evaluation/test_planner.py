@@ -122,10 +122,7 @@ def test_the_probabilities_are_the_rates_of_the_rule_that_decides():
 
 @pytest.mark.parametrize(
     ("design", "model"),
-    [
-        (Design(KATA, seeds=3), TaskModel()),
-        (Design((30, 20, 10), fixed=True), TaskModel(family_correlation=0.6)),
-    ],
+    [(Design(KATA, seeds=3), TaskModel()), (Design((30, 20, 10), fixed=True), TaskModel(family_correlation=0.6))],
 )
 def test_the_detectable_gain_of_a_finished_experiment_is_found_with_its_power(design, model):
     """Experiments that are drawn anew at that gain find it about as often as was meant."""

@@ -42,10 +42,7 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture
 def found(
-    chain: dict[str, Run],
-    models: dict[str, PolicyConfig],
-    arms: dict[str, Run],
-    tmp_path: Path,
+    chain: dict[str, Run], models: dict[str, PolicyConfig], arms: dict[str, Run], tmp_path: Path
 ) -> dict[str, Rows]:
     """Rows of each kind: the whole chain, a measured training, and recorded rows."""
     runs = [chain[name] for name in ("pool", "vanilla", "projected", "score", "v")]

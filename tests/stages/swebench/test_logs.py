@@ -99,12 +99,7 @@ LOGS = [
     (
         "sympy/sympy",
         SYMPY,
-        {
-            "sympy/core/tests/test_a.py:test_two": FAILED,
-            "test_one": PASSED,
-            "test_two": FAILED,
-            "test_three": ERROR,
-        },
+        {"sympy/core/tests/test_a.py:test_two": FAILED, "test_one": PASSED, "test_two": FAILED, "test_three": ERROR},
     ),
 ]
 

@@ -145,9 +145,7 @@ def test_a_change_of_any_part_is_a_difference(folders: Path, tasks: tuple[str, l
 
 
 @pytest.mark.slow
-def test_bugs_of_swe_mini_are_read_again_as_they_were(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_bugs_of_swe_mini_are_read_again_as_they_were(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("many")
     cache = folder / "cache"
     try:

@@ -69,11 +69,7 @@ LINE = f"secret {json.dumps(GOOD)}"
         f"{LINE}\n{LINE}",
         *(
             f"secret {json.dumps(GOOD | change)}"
-            for change in (
-                {"control": ["passed"]},
-                {"tampered": True},
-                {"outcomes": {TEST: "PASSED"}},
-            )
+            for change in ({"control": ["passed"]}, {"tampered": True}, {"outcomes": {TEST: "PASSED"}})
         ),
     ],
     ids=["two reports", "control passed", "tampered", "no outcome"],

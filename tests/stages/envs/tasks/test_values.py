@@ -91,14 +91,8 @@ OTHERS: dict[str, dict[str, Any]] = {
         "calls": [{"function": "checks:f", "args": [2], "returns": 4}],
         "hidden": {"checks.py": "from sums import add\ndef f(x): return add(x, x)\n"},
     },
-    "hidden-script": {
-        "script": [{"command": "python3 check.py 20 22", "stdout": "42"}],
-        "hidden": {"check.py": CHECK},
-    },
-    "hidden-data": {
-        "script": [{"command": "cat cases.txt", "stdout": "42"}],
-        "hidden": {"cases.json": "42"},
-    },
+    "hidden-script": {"script": [{"command": "python3 check.py 20 22", "stdout": "42"}], "hidden": {"check.py": CHECK}},
+    "hidden-data": {"script": [{"command": "cat cases.txt", "stdout": "42"}], "hidden": {"cases.json": "42"}},
 }
 
 
