@@ -7,7 +7,7 @@ catalog.py  - the runs below an artifacts folder: found by name, chosen as input
 index.py    - the facts of all these runs for lists, kept in a file as long as their manifests do not change
 display.py  - short tables of runs, plans and tables, in terminals and notebooks
 hub.py      - whether the Hugging Face hub answers
-kinds.py    - the record kinds of all stages
+kinds.py    - the record kinds of all stages, whose columns are in kinds.toml
 ledger.py   - the money of a run: reserved, settled, possibly paid
 queries/    - pages of rollouts, of arms task by task, and of pairs of one run
 reporting.py - the backends that a run is logged to besides its own files

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from composer_stages import layout
 from composer_stages.layout import LEFT, RIGHT, aligned, duration
+from composer_stages.runs.kinds import KINDS
 
 if TYPE_CHECKING:
     import pandas
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
 SHOWN_ROWS = 10
 SHOWN_CHARACTERS = 60
 SHOWN_COLUMNS = 8
-MAIN_COLUMNS = {
-    "rollout": "rollout_id task_id reward hacked num_steps terminated_by completion_tokens error_type",
-    "step": "rollout_id step action observation returncode reward terminated_by completion_tokens",
-    "teacher_action": "task_id rollout_id step teacher action finish_reason cost_usd error_type",
-    "pair": "pair_id rule task_id step chosen rejected votes_chosen votes_rejected",
-    "continuation": "task_id step action sample_idx passed num_steps terminated_by error_type",
-    "eval_item": "arm train_seed task_id sample_idx passed hacked terminated_by error_type",
-    "pool_row": "row_uid src_pool family label reward hacked hidden_pass completion",
-    "probe_row": "row_uid src_pool family label reward hacked cos_S_contrib cos_stack",
-    "trajectory": "arm train_seed step hack_rate_student hidden_pass_rate_student reward_mean cos_in cos_update",
-    "watched": "step rows hack_rate hidden_pass_rate reward_mean push z_policy alarm",
-}
-"""Columns that a table shows of a kind with many, by the name of the kind; other kinds show their first."""
 
 
 def plain(value: Any) -> str:
@@ -212,7 +200,7 @@ def of_run(run: "Run") -> Table:
 def of_scan(scan: "Scan") -> Table:
     """Return the first rows of a table on disk, with the columns that matter most, and how to see the others."""
     names = scan.columns
-    main = [name for name in MAIN_COLUMNS.get(scan.kind, "").split() if name in names]
+    main = [name for name in (KINDS[scan.kind].main if scan.kind in KINDS else ()) if name in names]
     columns = (main or names)[:SHOWN_COLUMNS]
     batch = next(scan.batches(columns, size=SHOWN_ROWS), None)
     rows = [] if batch is None else batch.to_pylist()

@@ -14,7 +14,7 @@ from support.refusals import refused
 import composer_post_training as composer
 from composer_stages import STAGES, stages_of
 from composer_stages.runs import settings
-from composer_stages.runs.display import MAIN_COLUMNS, SHOWN_COLUMNS, Table
+from composer_stages.runs.display import SHOWN_COLUMNS, Table
 from composer_stages.runs.kinds import KINDS
 from composer_stages.runs.run import Inputs
 from composer_stages.runs.stage import load_stage
@@ -246,5 +246,5 @@ def test_a_wide_table_shows_the_columns_that_matter_and_names_the_way_to_the_oth
     assert f"and {len(rollouts.columns) - SHOWN_COLUMNS} columns more: .columns" in repr(rollouts)
     assert "columns more" in rollouts._repr_html_()
     assert "columns more" not in repr(composer.find("collect", made).scan("task"))
-    for kind, names in MAIN_COLUMNS.items():
-        assert set(names.split()) <= set(KINDS[kind].columns) and len(names.split()) == SHOWN_COLUMNS
+    for kind in KINDS.values():
+        assert set(kind.main) <= set(kind.columns) and len(kind.main) in (0, SHOWN_COLUMNS)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from composer_stages import stages_of
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import uat
 from composer_stages.probe.direction import V_HACK_FILE, from_flat, load_direction
@@ -16,7 +17,6 @@ from composer_stages.runs.kinds import (
     PLACEBO,
     POOL_ROW,
     PROBE_CHECK,
-    PROBE_KINDS,
     PROBE_ROW,
     PROBE_SCORE,
     ROLLOUT_GRADIENT,
@@ -27,6 +27,7 @@ from composer_stages.runs.kinds import (
     WATCHED_ROLLOUT,
 )
 from composer_stages.runs.run import Run
+from composer_stages.runs.stage import load_stage
 from tests.stages.probe.running import carry_out, dead_columns, extracted
 from tests.stages.probe.test_rows import EOS, PAD, recorded
 
@@ -69,7 +70,8 @@ def found(
 
 
 def test_every_column_has_a_writer_and_at_least_two_values(found: dict[str, Rows]) -> None:
-    kinds = {kind.name: kind for kind in PROBE_KINDS if kind.name not in ELSEWHERE}
+    written = [kind for stage in stages_of("probe") for kind in load_stage(stage).outputs.values()]
+    kinds = {kind.name: kind for kind in (*written, ROLLOUT_GRADIENT) if kind.columns and kind.name not in ELSEWHERE}
     assert found.keys() == kinds.keys()
     dead = {f"{name}.{column}" for name, rows in found.items() for column in dead_columns(kinds[name], rows)}
     carried = {f"probe_row.{column}" for column in POOL_ROW.columns}
