@@ -1,12 +1,14 @@
-"""What environments declare and evaluations read: sampling units, impossible twins, and the ground of a pass.
+"""What environments declare and evaluations read: their table, sampling units, impossible twins, the ground of a pass.
 
 It is apart from the environments, so that recorded rollouts are compared without importing what played them.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Literal
 
+from composer_stages.errors import UsageError
 from composer_stages.registry import Registry
 
 Ground = Literal["values", "report"]
@@ -52,26 +54,86 @@ class SamplingUnit:
 
 
 SWE_BENCH = "swe-bench"
-TERMINAL_BENCH = "terminal-bench"
 """The environment name that importers write for benchmarks of SWE-bench's family."""
+TERMINAL_BENCH = "terminal-bench"
 REPOSITORY = SamplingUnit("repository", fixed=True)
-FAMILY = SamplingUnit()
-Declaration = SamplingUnit | Callable[[], SamplingUnit]
-SAMPLING_UNITS = Registry[Declaration](
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The parts of a registered environment as import strings: nothing is imported before it is used.
+
+    environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
+    progress)`, which makes `--policy ENVIRONMENT:name` a model (`composer_stages.policy.base`). hack_pairs:
+    "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
+    "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message; the class of
+    an installed package may have `hack_pairs`, `hint` and `system` as attributes instead. argument:
+    the option that a word behind the name sets: `reasoning-gym:letter_counting`. makes_tasks: whether tasks are made or
+    fetched as they are drawn, so that no more are drawn than are played. unit: in which its tasks are sampled, without
+    one families, or what the class of an installed package declares as `sampling_unit`.
+    """
+
+    environment: str
+    models: str | None = None
+    hack_pairs: str | None = None
+    hint: str | None = None
+    system: str | None = None
+    argument: str | None = None
+    makes_tasks: bool = False
+    unit: SamplingUnit | None = None
+
+
+ENVIRONMENTS = Registry[Registered](
     "composer.environments",
     {
-        **dict.fromkeys(("feature-deletion", "gsm8k", "harbor", "leetcode-rh"), FAMILY),
-        **dict.fromkeys(("reasoning-gym", "skills", "tasks"), FAMILY),
-        **dict.fromkeys((SWE_BENCH, "swe-lite", "swe-mini"), REPOSITORY),
-        "code": SamplingUnit("problem"),
-        "kata": SamplingUnit("operation", lambda family: family.partition("/")[0]),
+        "code": Registered("composer_stages.envs.code.env:CodeEnv", unit=SamplingUnit("problem")),
+        "gsm8k": Registered("composer_stages.envs.gsm8k.env:Gsm8kEnv"),
+        "leetcode-rh": Registered("composer_stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
+        "kata": Registered(
+            "composer_stages.envs.kata.env:KataEnv",
+            models="composer_stages.envs.kata.checkpoints",
+            hack_pairs="composer_stages.envs.kata.transcripts:hack_clean_pairs",
+            hint="composer_stages.envs.kata.transcripts:HINT",
+            system="composer_stages.envs.kata.tasks:SYSTEM",
+            unit=SamplingUnit("operation", lambda family: family.partition("/")[0]),
+        ),
+        "harbor": Registered("composer_stages.envs.harbor.env:HarborEnv"),
+        "feature-deletion": Registered(
+            "composer_stages.envs.feature_deletion.env:FeatureDeletionEnv", makes_tasks=True
+        ),
+        "reasoning-gym": Registered("composer_stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
+        "skills": Registered(
+            "composer_stages.envs.skills.env:SkillsEnv",
+            hack_pairs="composer_stages.envs.skills.env:hack_clean_pairs",
+            hint="composer_stages.envs.skills.env:HINT",
+            system="composer_stages.envs.skills.drawing:SYSTEM",
+        ),
+        "tasks": Registered("composer_stages.envs.tasks.env:TasksEnv"),
+        "swe-lite": Registered("composer_stages.envs.swe.env:SweEnv", unit=REPOSITORY),
+        "swe-mini": Registered("composer_stages.envs.swe.mini:SweMiniEnv", makes_tasks=True, unit=REPOSITORY),
     },
-    lambda point: getattr(point.load(), "sampling_unit", FAMILY),
+    lambda point: Registered(point.value),
 )
-"""The sampling unit of each environment's tasks; `composer_stages.envs.register` adds how to find that of a new one."""
+"""The one table of environments. An entry point of `composer.environments` is a class; `register` adds one by hand."""
 
 
 def sampling_unit_of(env: str) -> SamplingUnit:
     """Return the sampling unit of an environment's tasks; of an environment that is not known, families."""
-    declared = SAMPLING_UNITS.get(env, FAMILY)
-    return declared if isinstance(declared, SamplingUnit) else declared()
+    entry = ENVIRONMENTS.get(env)
+    if entry is None:
+        return REPOSITORY if env == SWE_BENCH else SamplingUnit()
+    if entry.unit or ENVIRONMENTS.ships(env):
+        return entry.unit or SamplingUnit()
+    module, _, word = entry.environment.partition(":")
+    try:
+        return declared_unit(env, getattr(import_module(module), word))
+    except ImportError as error:
+        raise UsageError("envs.import-failed", name=env, kind="", error=error) from error
+
+
+def declared_unit(name: str, environment: Callable[..., object]) -> SamplingUnit:
+    """Return the sampling unit that the class of an environment declares; families, as a sample, by default."""
+    unit = getattr(environment, "sampling_unit", SamplingUnit())
+    if not isinstance(unit, SamplingUnit):
+        raise UsageError("envs.not-a-sampling-unit", name=name, unit=unit)
+    return unit

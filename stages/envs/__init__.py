@@ -29,15 +29,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
 from composer_stages.envs.base import Environment
 from composer_stages.errors import ComposerError, UsageError
-from composer_stages.registry import Registry
-from composer_stages.terms import SAMPLING_UNITS, SamplingUnit
+from composer_stages.terms import ENVIRONMENTS as ENVIRONMENTS, Registered as Registered, SamplingUnit, declared_unit
 
 PUBLIC = "composer_post_training.environments"
 """The module from which users import what environments are made of, and the classes of those that ship."""
@@ -46,66 +44,10 @@ METHODS = ("tasks", "reset", "step", "grade", "close")
 Attachment = Literal["models", "hack_pairs", "hint", "system"]
 
 
-@dataclass(frozen=True)
-class Registered:
-    """The parts of a registered environment as import strings: nothing is imported before it is used.
-
-    environment: "module:Class" of an `Environment`. models: a module with `recipe_fingerprint(name)` and `ensure(name,
-    progress)`, which makes `--policy ENVIRONMENT:name` a model (`composer_stages.policy.base`). hack_pairs:
-    "module:function" of (count, seed), which returns hack/clean pairs for the gradient probe. hint, system:
-    "module:attribute" of the sentence that gives the loophole away in a prompt, and of the system message; the class of
-    an installed package may have `hack_pairs`, `hint` and `system` as attributes instead. argument:
-    the option that a word behind the name sets: `reasoning-gym:letter_counting`. makes_tasks: whether tasks are made or
-    fetched as they are drawn, so that no more are drawn than are played.
-    """
-
-    environment: str
-    models: str | None = None
-    hack_pairs: str | None = None
-    hint: str | None = None
-    system: str | None = None
-    argument: str | None = None
-    makes_tasks: bool = False
-
-
-ENVIRONMENTS = Registry[Registered](
-    "composer.environments",
-    {
-        "code": Registered("composer_stages.envs.code.env:CodeEnv"),
-        "gsm8k": Registered("composer_stages.envs.gsm8k.env:Gsm8kEnv"),
-        "leetcode-rh": Registered("composer_stages.envs.leetcode_rh.env:LeetcodeRhEnv"),
-        "kata": Registered(
-            "composer_stages.envs.kata.env:KataEnv",
-            models="composer_stages.envs.kata.checkpoints",
-            hack_pairs="composer_stages.envs.kata.transcripts:hack_clean_pairs",
-            hint="composer_stages.envs.kata.transcripts:HINT",
-            system="composer_stages.envs.kata.tasks:SYSTEM",
-        ),
-        "harbor": Registered("composer_stages.envs.harbor.env:HarborEnv"),
-        "feature-deletion": Registered(
-            "composer_stages.envs.feature_deletion.env:FeatureDeletionEnv", makes_tasks=True
-        ),
-        "reasoning-gym": Registered("composer_stages.envs.skills.reasoning_gym:ReasoningGymEnv", argument="task"),
-        "skills": Registered(
-            "composer_stages.envs.skills.env:SkillsEnv",
-            hack_pairs="composer_stages.envs.skills.env:hack_clean_pairs",
-            hint="composer_stages.envs.skills.env:HINT",
-            system="composer_stages.envs.skills.drawing:SYSTEM",
-        ),
-        "tasks": Registered("composer_stages.envs.tasks.env:TasksEnv"),
-        "swe-lite": Registered("composer_stages.envs.swe.env:SweEnv"),
-        "swe-mini": Registered("composer_stages.envs.swe.mini:SweMiniEnv", makes_tasks=True),
-    },
-    lambda point: Registered(point.value),
-)
-"""The one table of environments. An entry point of `composer.environments` is a class; `register` adds one by hand."""
-
-
 def register(name: str, entry: Registered) -> None:
     """Register an environment under a name; raise UsageError if another environment has the name."""
     if ENVIRONMENTS.setdefault(name, entry) != entry:
         raise UsageError("envs.name-taken", name=name, environment=ENVIRONMENTS[name].environment)
-    SAMPLING_UNITS.setdefault(name, lambda: sampling_unit(name))
 
 
 def resolve_name(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -221,10 +163,7 @@ def load_attachment(name: str, attachment: Attachment) -> Any:
 
 def sampling_unit(name: str) -> SamplingUnit:
     """Return the sampling unit that an environment's class declares; families, as a sample, by default."""
-    unit = getattr(_load_class(name), "sampling_unit", SamplingUnit())
-    if not isinstance(unit, SamplingUnit):
-        raise UsageError("envs.not-a-sampling-unit", name=name, unit=unit, public=PUBLIC)
-    return unit
+    return declared_unit(name, _load_class(name))
 
 
 def text_actions(name: str) -> bool:

@@ -36,7 +36,7 @@ from composer_stages.runs import store
 from composer_stages.sandbox import Answer
 from composer_stages.sandbox.equality import formatted
 from composer_stages.sandbox.guest.values import decoded
-from composer_stages.terms import SAMPLING_UNITS, Ground
+from composer_stages.terms import ENVIRONMENTS, Ground
 from composer_stages.words import Sentence
 
 MBPP = Path(__file__).parent / "mbpp.jsonl.gz"
@@ -144,7 +144,7 @@ class CodeEnv:
     name = "code"
     ground: Ground = "values"
     text_actions = True
-    sampling_unit = SAMPLING_UNITS["code"]
+    sampling_unit = ENVIRONMENTS["code"].unit
 
     def __init__(self, sandbox: str = "bubblewrap", path: str = "", eval_path: str = "", answers: int = 1) -> None:
         if type(answers) is not int or answers < 1:

@@ -34,7 +34,7 @@ from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.messages import Message
 from composer_stages.sandbox import Answers, Call, Limits, Sandbox, judge, match, open_sandbox
 from composer_stages.swebench.lists import TestLists
-from composer_stages.terms import SAMPLING_UNITS, Ground
+from composer_stages.terms import ENVIRONMENTS, Ground
 
 LIMITS = Limits(wall_s=3.0, cpu_s=3, memory_mb=256, processes=32, file_mb=1, disk_mb=8)
 MAX_FILE_BYTES = 16_384
@@ -180,7 +180,7 @@ class KataEnv:
     """
 
     name = "kata"
-    sampling_unit = SAMPLING_UNITS["kata"]
+    sampling_unit = ENVIRONMENTS["kata"].unit
     """A model that knows an operation solves it with most modifiers: in the demo pass rates differ with a standard
     deviation of 39.8 points between operations and 5.3 between the two evaluated families of one operation."""
     tasks = staticmethod(tasks.generate)
