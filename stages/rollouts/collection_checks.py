@@ -20,29 +20,120 @@ from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
 SERVED = ("served_model", "provider", "system_fingerprint")
-SAMPLE_CHECKS = ("ids as many as log-probs", "log-probs finite, <= 0")
-STEP_CHECKS = (
-    "steps dense from 0",
-    "one done, the last",
-    "tuples complete",
-    "state hash chain",
-    *SAMPLE_CHECKS,
-    "prompt extends the last",
-    "prompt length as stored",
-    "answers not truncated",
-    "answers not filtered",
-    "no output elided",
-    "actions well-formed",
+
+
+@dataclass(frozen=True)
+class Played:
+    """A rollout's row, None where it is missing, its steps in order, and the facts that its source does not record."""
+
+    rollout: Row | None
+    steps: list[Row]
+    absent: Collection[Fact] = ()
+
+
+def _rollout(played: Played) -> Sequence[Row]:
+    return [] if played.rollout is None else [played.rollout]
+
+
+def _steps(played: Played) -> Sequence[Row]:
+    return played.steps
+
+
+def _all_steps(played: Played) -> Sequence[list[Row]]:
+    return [played.steps] if played.steps else []
+
+
+def _sampled(played: Played) -> Sequence[Row]:
+    """Return the steps of which a policy gave tokens or log-probs."""
+    return [row for row in played.steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check: what it looks at of a rollout, whether that holds, the fact it needs, and the tolerated share.
+
+    A rollout whose source does not record the fact counts as unrecorded.
+    """
+
+    name: str
+    of: Callable[[Played], Sequence[Any]]
+    holds: Callable[[Any], bool]
+    needs: Fact | None = None
+    tolerated: float = 0.0
+
+
+CHECKS = (
+    Check("rollouts scored", _rollout, lambda r: r["reward"] is not None, missing.REWARD),
+    Check("reward in [0, 1]", _rollout, lambda r: r["reward"] is None or 0 <= r["reward"] <= 1, missing.REWARD),
+    Check("steps dense from 0", _all_steps, lambda steps: [s["step"] for s in steps] == list(range(len(steps)))),
+    Check(
+        "one done, the last",
+        _all_steps,
+        lambda steps: [s["done"] for s in steps] == [False] * (len(steps) - 1) + [True],
+    ),
+    Check(
+        "tuples complete",
+        lambda played: [(row, missing.REWARD in played.absent) for row in played.steps],
+        lambda step: (
+            bool(step[0]["new_messages_json"] and step[0]["state_sha256"])
+            and step[0]["action"] is not None
+            and (step[0]["reward"] is not None or step[1])
+        ),
+    ),
+    Check("state hash chain", _all_steps, lambda steps: _chained(steps)),
+    Check(
+        "ids as many as log-probs",
+        _sampled,
+        lambda s: (
+            len(s["completion_token_ids"]) == len(s["logprobs"]) > 0
+            if s["capture_level"] == "tokens"
+            else s["logprobs"] is None
+        ),
+        missing.TOKENS,
+    ),
+    Check(
+        "log-probs finite, <= 0",
+        _sampled,
+        # A log-prob that is NaN is null in the journal, as JSON has no word for it.
+        lambda s: all(p is not None and math.isfinite(p) and p <= 0 for p in s["logprobs"] or ()),
+        missing.LOGPROBS,
+    ),
+    Check(
+        "prompt extends the last",
+        _steps,
+        # A prompt need not extend the last one where the policy is not shown the full history.
+        lambda s: s["prefix_ok"] is not False or s.get("history") not in (None, FULL),
+        missing.TOKENS,
+    ),
+    Check(
+        "prompt length as stored",
+        _all_steps,
+        lambda steps: all(
+            ids is None or len(ids) == row["prompt_len"] for ids, row in zip(prompt_ids(steps), steps, strict=True)
+        ),
+        missing.TOKENS,
+    ),
+    Check(
+        "answers not truncated",
+        _steps,
+        lambda s: not s["truncated"] or s["finish_reason"] in (endings.FILTERED, endings.MALFORMED),
+        missing.FINISH,
+        tolerated=0.2,
+    ),
+    Check(
+        "answers not filtered", _steps, lambda s: s["finish_reason"] != endings.FILTERED, missing.FINISH, tolerated=0.2
+    ),
+    Check("no output elided", _steps, lambda s: not s["elided_chars"], missing.ELISION),
+    Check(
+        "actions well-formed",
+        # What was cut off is not parsed, and has a check of its own.
+        lambda played: [row for row in played.steps if not row["truncated"]],
+        lambda s: s["parse_error"] is None,
+        missing.PARSE,
+        tolerated=0.2,
+    ),
 )
-CHECKS = {
-    "rollouts scored": 0.0,
-    "reward in [0, 1]": 0.0,
-    **dict.fromkeys(STEP_CHECKS, 0.0),
-    "answers not truncated": 0.2,
-    "answers not filtered": 0.2,
-    "actions well-formed": 0.2,
-}
-"""The checks of rollouts and steps, with the tolerated share of failures."""
+"""The checks of rollouts and of their steps."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +168,9 @@ class _Tally:
 
 @dataclass
 class CollectionChecks:
-    """All checks over a collection, one rollout at a time.
+    """All checks over a collection, one rollout at a time."""
 
-    A check that needs a fact which the source of a rollout does not record skips the rollout and counts it as
-    unrecorded.
-    """
-
-    _tallies: dict[str, _Tally] = field(default_factory=lambda: {name: _Tally() for name in CHECKS})
+    _tallies: dict[Check, _Tally] = field(default_factory=lambda: {check: _Tally() for check in CHECKS})
     _ids: set[str] = field(default_factory=set)
     _rollouts: int = 0
     served: Counter[tuple[str | None, ...]] = field(default_factory=Counter)
@@ -94,88 +181,25 @@ class CollectionChecks:
 
     def add(self, rollout: Row | None, steps: list[Row], absent: Collection[Fact] = ()) -> None:
         """Check one rollout, None where its row is missing, and its steps in order; `absent`: facts not recorded."""
-
-        def count(name: str, items: Sequence[Any], holds: Callable[[Any], bool], needs: Fact | None = None) -> None:
-            tally = self._tallies[name]
-            if needs in absent:
+        played = Played(rollout, steps, absent)
+        for check, tally in self._tallies.items():
+            items = check.of(played)
+            if check.needs in absent:
                 tally.unrecorded += len(items)
             else:
                 tally.total += len(items)
-                tally.failed += sum(not holds(item) for item in items)
-
+                tally.failed += sum(not check.holds(item) for item in items)
+            if check.of is _sampled:
+                tally.unrecorded += len(steps) - len(items)
+            if rollout is not None and missing.STEPS in absent and check.of is not _rollout:
+                tally.unrecorded += 1  # once a rollout: how many steps there were is not recorded either
         if rollout is not None:
             self._ids.add(rollout["rollout_id"])
             self._rollouts += 1
-            reward = [rollout["reward"]]
-            count("rollouts scored", reward, lambda r: r is not None, missing.REWARD)
-            count("reward in [0, 1]", reward, lambda r: r is None or 0.0 <= r <= 1.0, missing.REWARD)
-            if missing.STEPS in absent:
-                # Once a rollout: how many steps there were is not recorded either.
-                for name in STEP_CHECKS:
-                    self._tallies[name].unrecorded += 1
-        sampled = [row for row in steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
-        for name in SAMPLE_CHECKS:
-            self._tallies[name].unrecorded += len(steps) - len(sampled)
-        rollouts = [steps] if steps else []
-        count("steps dense from 0", rollouts, lambda e: [s["step"] for s in e] == list(range(len(e))))
-        count("one done, the last", rollouts, lambda e: [s["done"] for s in e] == [False] * (len(e) - 1) + [True])
-        count(
-            "tuples complete",
-            steps,
-            lambda s: (
-                bool(s["new_messages_json"] and s["state_sha256"])
-                and s["action"] is not None
-                and (s["reward"] is not None or missing.REWARD in absent)
-            ),
-        )
-        count("state hash chain", rollouts, _chained)
-        count(
-            "ids as many as log-probs",
-            sampled,
-            lambda s: (
-                len(s["completion_token_ids"]) == len(s["logprobs"]) > 0
-                if s["capture_level"] == "tokens"
-                else s["logprobs"] is None
-            ),
-            missing.TOKENS,
-        )
-        count(
-            "log-probs finite, <= 0",
-            sampled,
-            # A log-prob that is NaN is null in the journal, as JSON has no word for it.
-            lambda s: all(p is not None and math.isfinite(p) and p <= 0 for p in s["logprobs"] or ()),
-            missing.LOGPROBS,
-        )
-        count(
-            "prompt extends the last",
-            steps,
-            # A prompt need not extend the last one where the policy is not shown the full history.
-            lambda s: s["prefix_ok"] is not False or s.get("history") not in (None, FULL),
-            missing.TOKENS,
-        )
-        count(
-            "prompt length as stored",
-            rollouts,
-            lambda e: all(
-                ids is None or len(ids) == row["prompt_len"] for ids, row in zip(prompt_ids(e), e, strict=True)
-            ),
-            missing.TOKENS,
-        )
-        count(
-            "answers not truncated",
-            steps,
-            lambda s: not s["truncated"] or s["finish_reason"] in (endings.FILTERED, endings.MALFORMED),
-            missing.FINISH,
-        )
-        count("answers not filtered", steps, lambda s: s["finish_reason"] != endings.FILTERED, missing.FINISH)
         self.cut_prompts += sum(row.get("prompt_read") is not None for row in steps)
         named = [tuple(row.get(name) for name in SERVED) for row in steps if played_by(row) is None]
         self.served.update(entry for entry in named if any(entry))
         self._unnamed += sum(not any(entry) for entry in named)
-        count("no output elided", steps, lambda s: not s["elided_chars"], missing.ELISION)
-        # What was cut off is not parsed, and has a check of its own.
-        whole = [step for step in steps if not step["truncated"]]
-        count("actions well-formed", whole, lambda s: s["parse_error"] is None, missing.PARSE)
 
     def checks(self, planned: int) -> list[CollectionCheck]:
         """Return all checks over what was added, where `planned` rollouts were planned."""
@@ -188,8 +212,8 @@ class CollectionChecks:
             CollectionCheck("rollouts collected", planned - ids, planned),
             CollectionCheck("rollout ids unique", self._rollouts - ids, self._rollouts),
             *(
-                CollectionCheck(name, tally.failed, tally.total, CHECKS[name], tally.unrecorded)
-                for name, tally in self._tallies.items()
+                CollectionCheck(check.name, tally.failed, tally.total, check.tolerated, tally.unrecorded)
+                for check, tally in self._tallies.items()
             ),
             CollectionCheck(
                 "answers of one model",
