@@ -107,7 +107,7 @@ extra NAME:
 
 # Bring up to date what is generated: tables of checks and environments and numbers from the records of benchmarks in the documents, and the types of settings in Python.
 cog: (extra "dev")
-    PYTHONPATH=. cog -r composer_post_training/settings.pyi $(grep -rl '\[\[\[cog' README.md docs --include '*.md')
+    PYTHONPATH=. cog -r $(grep -rl '\[\[\[cog' README.md docs composer_post_training --include '*.md' --include '*.py*')
 
 # Do that and build the documents as a site, which a terminal with a browser opens.
 docs: (extra "docs") cog

@@ -91,8 +91,8 @@ class ChainArguments(Arguments):
     """The model that every entry of the chain starts from."""
     out: None = None
     on: Annotated[str | None, typer.Option("--on", metavar="WHERE", autocompletion=options.complete_executors)] = None
-    """Submit the chain instead of running it here: slurm, hf-jobs or modal. Or deal its stages' work to workers:
-    processes:N, ray or ray://HOST:PORT."""
+    """Submit the chain instead of running it here, such as to slurm, hf-jobs or modal. Or deal its stages' work to
+    workers: processes:N, ray or ray://HOST:PORT."""
     max_cost: Annotated[float | None, Field(ge=0), typer.Option("--max-cost", metavar="USD", min=0.0)] = None
     """USD, which all stages of the chain together do not exceed."""
     to_the_end: Annotated[bool, typer.Option("--to-the-end")] = False

@@ -50,6 +50,13 @@ if TYPE_CHECKING:
         fenced as fenced,
         parse_bash as parse_bash,
     )
+    from composer_stages.envs.task_table import TooManyTasks as TooManyTasks
+
+    # isort: split
+    # [[[cog
+    # from docs import stubs
+    # cog.outl(stubs.shipped_environments())
+    # ]]]
     from composer_stages.envs.code.env import CodeEnv as CodeEnv
     from composer_stages.envs.feature_deletion.env import FeatureDeletionEnv as FeatureDeletionEnv
     from composer_stages.envs.gsm8k.env import Gsm8kEnv as Gsm8kEnv
@@ -60,25 +67,16 @@ if TYPE_CHECKING:
     from composer_stages.envs.skills.reasoning_gym import ReasoningGymEnv as ReasoningGymEnv
     from composer_stages.envs.swe.env import SweEnv as SweEnv
     from composer_stages.envs.swe.mini import SweMiniEnv as SweMiniEnv
-    from composer_stages.envs.task_table import TooManyTasks as TooManyTasks
     from composer_stages.envs.tasks.env import TasksEnv as TasksEnv
+    # [[[end]]]
 else:
+    _shipped = (entry.environment for name, entry in ENVIRONMENTS.items() if ENVIRONMENTS.ships(name))
     __getattr__ = deferred(
         __name__,
         {
             "composer_stages.envs.answered": ("AnsweredEnv", "Question"),
             "composer_stages.envs.bash": ("ActionError", "ShellEnvironment", "fenced", "parse_bash"),
-            "composer_stages.envs.code.env": ("CodeEnv",),
-            "composer_stages.envs.feature_deletion.env": ("FeatureDeletionEnv",),
-            "composer_stages.envs.gsm8k.env": ("Gsm8kEnv",),
-            "composer_stages.envs.harbor.env": ("HarborEnv",),
-            "composer_stages.envs.kata.env": ("KataEnv",),
-            "composer_stages.envs.leetcode_rh.env": ("LeetcodeRhEnv",),
-            "composer_stages.envs.skills.env": ("SkillsEnv",),
-            "composer_stages.envs.skills.reasoning_gym": ("ReasoningGymEnv",),
-            "composer_stages.envs.swe.env": ("SweEnv",),
-            "composer_stages.envs.swe.mini": ("SweMiniEnv",),
             "composer_stages.envs.task_table": ("TooManyTasks",),
-            "composer_stages.envs.tasks.env": ("TasksEnv",),
+            **{target.partition(":")[0]: [target.partition(":")[2]] for target in _shipped},
         },
     )

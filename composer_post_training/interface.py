@@ -42,7 +42,12 @@ from composer_stages.runs.tables import Scan as Scan
 from composer_stages.words import in_interface
 
 if TYPE_CHECKING:
+    # [[[cog
+    # from docs import stubs
+    # cog.outl(stubs.stage_functions())
+    # ]]]
     from composer_post_training.settings import (
+        Submitted as Submitted,
         collect as collect,
         compare as compare,
         curriculum as curriculum,
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
         tasks as tasks,
         train as train,
     )
+    # [[[end]]]
 else:
 
     def __getattr__(name: str) -> StageFunction:
@@ -93,13 +99,7 @@ def run(
     preset: str | Path, chosen: _Chosen = ..., *, on: Literal["local"] | None = ..., **options: Unpack[_ChainWords]
 ) -> Chain: ...
 @overload
-def run(
-    preset: str | Path,
-    chosen: _Chosen = ...,
-    *,
-    on: Literal["slurm", "hf-jobs", "modal"],
-    **options: Unpack[_ChainWords],
-) -> Job: ...
+def run(preset: str | Path, chosen: _Chosen = ..., *, on: "Submitted", **options: Unpack[_ChainWords]) -> Job: ...
 @overload
 def run(preset: str | Path, chosen: _Chosen = ..., *, on: str, **options: Unpack[_ChainWords]) -> Chain | Job: ...
 def run(

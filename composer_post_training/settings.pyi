@@ -17,6 +17,9 @@ class _Function:
     def settings(self) -> dict[str, Any]:
         """Return every setting by its dotted key, with its default; None where there is none."""
 
+Submitted = Literal["slurm", "hf-jobs", "modal"]
+"""Where a chain is submitted to."""
+
 class Arguments(TypedDict, total=False):
     config: Path | str | list[Path | str] | tuple[Path | str, ...]
     """A TOML file with settings, or several; later ones and keywords win."""

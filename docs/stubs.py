@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic_core import PydanticUndefined
 
 from composer_cli.call import Arguments
+from composer_cli.executors.base import EXECUTORS
 from composer_cli.help import describe_settings
 from composer_post_training.results import OF_STAGE
 from composer_post_training.stage_functions import StageFunction
@@ -21,6 +22,7 @@ from composer_stages import STAGES
 from composer_stages.envs.config import EnvConfig
 from composer_stages.runs.settings import InFile, Settings
 from composer_stages.runs.stage import load_stage
+from composer_stages.terms import ENVIRONMENTS
 
 Group = type[BaseModel]
 HEAD = """from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +45,9 @@ def stubs() -> str:
     """Return the groups of all stages, then the functions."""
     configs = {name: load_stage(name).config for name in STAGES}
     groups = dict.fromkeys(group for config in (Arguments, *configs.values()) for group in _inside(config))
-    lines = [HEAD, "class Arguments(TypedDict, total=False):", *_fields(Arguments)]
+    executors = ", ".join(f'"{name}"' for name in EXECUTORS if EXECUTORS.ships(name))
+    lines = [HEAD, f"Submitted = Literal[{executors}]", '"""Where a chain is submitted to."""', ""]
+    lines += ["class Arguments(TypedDict, total=False):", *_fields(Arguments)]
     for group in groups:
         lines += ["", f"class {_title(group)}(TypedDict, total=False):", *_fields(group)]
     functions, of_probe = list[str](), list[str]()
@@ -60,6 +64,20 @@ def stubs() -> str:
         group, _, own = function.__name__.rpartition(".")
         (of_probe if group else functions).append(f"{own}: _{kind}")
     return "\n".join([*lines, "", *functions, "", "class probe:", *(f"    {line}" for line in of_probe)])
+
+
+def shipped_environments() -> str:
+    """Return imports of the classes of the environments that ship, for type checkers."""
+    shipped = sorted(entry.environment for name, entry in ENVIRONMENTS.items() if ENVIRONMENTS.ships(name))
+    imports = (target.partition(":") for target in shipped)
+    return "\n".join(f"    from {module} import {word} as {word}" for module, _, word in imports)
+
+
+def stage_functions() -> str:
+    """Return an import of the stages as functions and of the names of executors, for type checkers."""
+    stages = {StageFunction(name).__name__.partition(".")[0] for name in STAGES}
+    names = [f"        {name} as {name}," for name in ("Submitted", *sorted(stages))]
+    return "\n".join(["    from composer_post_training.settings import (", *names, "    )"])
 
 
 def _inside(config: Group) -> Iterator[Group]:
