@@ -107,7 +107,9 @@ def explain_mistake(error: typer.TyperException, words: Sequence[str]) -> str:
     message, context = error.format_message(), getattr(error, "ctx", None)
     if similar := getattr(error, "possibilities", ()):
         option = str(getattr(error, "option_name", ""))
-        message = f"No such option: {option}. Did you mean {next(iter(get_close_matches(option, similar, 1)))}?"
+        spelt = {word.lstrip("-"): word for word in similar}
+        near = [spelt[word] for word in get_close_matches(option.lstrip("-"), spelt, 1)]
+        message = f"No such option: {option}.{''.join(f' Did you mean {word}?' for word in near)}"
     if context is None and words:  # an option without its value
         root = click_command()
         above = root.context_class(root, info_name="composer")

@@ -35,7 +35,7 @@ class Diloco(Settings):
     fragments: int = Field(default=1, gt=0)
     """Parts of the weights that are averaged in turn, each every inner_steps: equal traffic in smaller portions."""
     quorum: int | None = Field(default=None, gt=0)
-    """Least number of replicas in a round; None: more than half of `replicas`."""
+    """Least number of replicas in a round; by default more than half of `replicas`."""
     grace_s: float = Field(default=60.0, ge=0)
     """Seconds that a round waits for others once there is a quorum; later offers do not count in it."""
     timeout_s: float = Field(default=3600.0, gt=0, json_schema_extra={"affects_results": False})

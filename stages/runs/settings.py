@@ -461,9 +461,9 @@ def origin(keys: Sequence[str | int], layers: Sequence[Tree]) -> Path | None:
 def nearest_keys(config: type[BaseModel], key: str, cutoff: float = 0.5) -> list[str]:
     """Return the keys of a model and its groups, or the groups, that may be meant by a key that it lacks.
 
-    They end alike wherever they are (`rank` for `adapter.rank`), have these initials (`lr` for `learning_rate`), or are
-    spelt alike, in all or in their last part. Of equally similar ones the first has the longest common beginning:
-    `dpo`, then `opd` for `dop`. cutoff: the least similarity, of 1.
+    They end alike wherever they are (`rank` for `adapter.rank`), have these initials (`lr` for `learning_rate`), begin
+    so (`policy.temp` for `policy.temperature`), or are spelt alike, in all or in their last part. Of equally similar
+    ones the first has the longest common beginning: `dpo`, then `opd` for `dop`. cutoff: the least similarity, of 1.
     """
     # Of several keys with one last part, that which most runs need, then the shortest, then the first, comes last.
     basic, declared = basic_settings(config), [name for name, _ in known(config)][::-1]
@@ -475,6 +475,9 @@ def nearest_keys(config: type[BaseModel], key: str, cutoff: float = 0.5) -> list
     leaf = generic.rpartition(".")[2]
     if exact := leaves.get(leaf) or short.get(leaf):
         return [exact]
+    begun = [name for name in names if name.startswith(generic)] if len(leaf) > 2 else []
+    if begun:
+        return begun[-1:]
     # The last part alone says less than a whole key: it has to be more similar.
     near = {word: candidates[word] for word in get_close_matches(generic, candidates, 3, cutoff)}
     near |= {word: leaves[word] for word in get_close_matches(generic, leaves, 3, max(cutoff, 0.8))}

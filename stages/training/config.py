@@ -136,7 +136,7 @@ class Optimisation(Settings):
     generations: int = Field(default=8, gt=1)
     """Rollouts of every prompt: the group whose mean reward is the baseline."""
     learning_rate: float | None = Field(default=None, gt=0)
-    """None chooses by the model's size: 2e-4 for small ones; else 1e-6 for all weights, and for adapters
+    """By default chosen by the model's size: 2e-4 for small ones; else 1e-6 for all weights, and for adapters
     4e-4 below 0.3 billion parameters, 1e-4 below 1 billion, and 1e-5."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     beta: float = Field(default=0.0, ge=0)
@@ -151,24 +151,24 @@ class Optimisation(Settings):
     pass. A row longer than that goes by itself, so that it decides the memory of no other. None does not cut."""
     shared_prompts: bool | None = None
     """Compute a prompt once for all its samples when scoring them: faster, and equal up to rounding. Off, a step
-    without channels is TRL's bit for bit; a step with channels always shares. None: on, where all layers attend by
+    without channels is TRL's bit for bit; a step with channels always shares. By default on, where all layers attend by
     `sdpa` to all earlier tokens (Llama, Mistral, Qwen2, Qwen3, SmolLM2, ...), but off for small models, and with
     distribution.sharding."""
     memory_limit: float | None = Field(default=None, gt=0, json_schema_extra={"affects_results": False})
     """GiB that the estimate of a training's memory may reach, in place of what is free: for rollouts that are known to
     be shorter than their limit."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations instead of keeping them: less memory, more time. None: not for small models, and not where
-    they fit into free memory."""
+    """Recompute activations instead of keeping them: less memory, more time. By default not for small models, and not
+    where they fit into free memory."""
     max_staleness: int = Field(default=0, ge=0)
     """With a policy vllm:..., rollouts are played while a step trains, and a step takes the groups that are complete.
     Tokens may be of weights this many steps old, and are corrected by truncated importance sampling; older groups are
     given up, those of the slowest tasks first. 0: each step waits for its own rollouts, of the newest weights."""
     sync_tolerance: float | None = Field(default=None, gt=0)
     """With a policy vllm:..., the mean difference in nats, after every step, between log-probs of its rollouts here
-    and on the server, above which training stops. None: 0.001 in float32, else 0.1."""
+    and on the server, above which training stops. By default 0.001 in float32, else 0.1."""
     threads: int | None = Field(default=None, gt=0)
-    """CPU threads; None for as many as there are. On a CPU, runs are equal byte for byte on equally many only."""
+    """CPU threads; by default as many as there are. On a CPU, runs are equal byte for byte on equally many only."""
     save_every: int = Field(default=5, gt=0, json_schema_extra={"affects_results": False})
     """Steps between checkpoints that a resumed run can start from, rounded up to a multiple of trl.num_iterations."""
     keep_every: int = Field(default=0, ge=0)
@@ -196,7 +196,7 @@ class AdapterSettings(Settings):
     kind: Literal["lora", "singular-values"] = "lora"
     """singular-values trains a change of all singular values of every Linear; the settings below are those of LoRA."""
     rank: int | None = Field(default=None, ge=0)
-    """Rank of the adapters; 0 trains all weights. None: 0 below ten million parameters, 16 above."""
+    """Rank of the adapters; 0 trains all weights. By default 0 below ten million parameters, 16 above."""
     alpha: int = Field(default=32, gt=0)
     """The adapters' output is scaled by alpha / rank, with rslora by alpha / sqrt(rank)."""
     targets: tuple[str, ...] = ()

@@ -171,6 +171,8 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["train", "-s", "weights.dpo=1"], 2, "Run `composer extract-pairs` first"),
     (["train", "-s", "weights.dop=1"], 2, "Did you mean weights.dpo or weights.opd? `composer train --help --all`"),
     ([*TWO, "arms=X"], 2, "It has: seed"),
+    (["collect", "-s", "policy.temp=1"], 2, "Did you mean policy.temperature?"),
+    (["compare", "a", "b", "--metric", "x"], 2, "No such option: --metric. `composer compare --help --all`"),
     (["train", "-s", "optimisation.lr=3e-4"], 2, "Did you mean optimisation.learning_rate?"),
     (["train", "--lr", "3e-4"], 2, "--set optimisation.learning_rate=3e-4?"),
     (["collect", "--limt", "2"], 2, "Did you mean --limit?"),
