@@ -232,7 +232,7 @@ def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, A
     from composer_stages.runs.settings import nested
 
     meanings = STAGES[stage].positionals
-    if meanings == ("paths",):
+    if "paths" in meanings:
         return [nested("paths", list(words))] if words else [], []
     if len(words) > len(meanings):
         expected = f"`{command_words(stage)} {STAGES[stage].usage}`".replace(" `", "`")

@@ -81,7 +81,7 @@ class StageFunction:
 
     def positionals(self) -> str:
         """Return what the arguments without a name are: `runs`, or of a stage that reads files `paths`."""
-        return "paths" if STAGES[self.name].positionals == ("paths",) else "runs"
+        return "paths" if "paths" in STAGES[self.name].positionals else "runs"
 
     def reads(self) -> str:
         """Return in a sentence which runs or files the stage reads."""

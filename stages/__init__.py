@@ -38,9 +38,11 @@ integrations/ - environments and losses inside TRL, OpenEnv, mini-swe-agent, pri
 probe/      - the gradient probe: its stages and their packages
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from composer_stages.data_files import load_toml
 from composer_stages.registry import Registry
 from composer_stages.words import words_of_stage
 
@@ -54,7 +56,7 @@ Group = Literal["pipeline", "beside", "probe"]
 
 @dataclass(frozen=True)
 class StageEntry:
-    """A stage in the table below: its module, the help text of its command, and its positional arguments.
+    """A stage of stages.toml: its module, the help text of its command, and its positional arguments.
 
     The rest of a stage is `STAGE` in its module, which is imported only when the stage is used: `composer --help` lists
     the stages without importing them. `group` is `pipeline` for the stages of the pipeline in their order, `beside`
@@ -65,104 +67,12 @@ class StageEntry:
     module: str
     help: str
     group: Group = "pipeline"
-    positionals: tuple[str, ...] = ()
+    positionals: Sequence[str] = ()
     usage: str = ""
 
 
-STAGES: Registry[StageEntry] = Registry(
-    "composer.stages",
-    {
-        "collect": StageEntry("composer_stages.collect", "Play a policy in an environment and keep every step."),
-        "replay-teachers": StageEntry(
-            "composer_stages.replay_teachers", "Ask every teacher what it would have done at each step."
-        ),
-        "extract-pairs": StageEntry(
-            "composer_stages.extract_pairs", "Turn disagreement with the teachers into preference pairs."
-        ),
-        "train": StageEntry(
-            "composer_stages.train", "Train an arm: GRPO, with preference pairs or imitation in addition."
-        ),
-        "evaluate": StageEntry("composer_stages.evaluate", "Compare trained arms on held-out tasks, with statistics."),
-        "import": StageEntry(
-            "composer_stages.import_traces",
-            "Import rollouts that other programs wrote.",
-            "beside",
-            ("paths",),
-            "[FORMAT] PATH...",
-        ),
-        "compare": StageEntry(
-            "composer_stages.compare",
-            "Compare evaluation logs of any program, task by task: did B beat A?",
-            "beside",
-            ("paths",),
-            "A B [C]...",
-        ),
-        "export": StageEntry(
-            "composer_stages.export",
-            "Write rollouts and pairs in the formats of other programs.",
-            "beside",
-            ("format", "run"),
-            "FORMAT [RUN]",
-        ),
-        "tasks": StageEntry(
-            "composer_stages.make_tasks",
-            "Make tasks from any tested Python package by deleting features; `tasks check` checks tasks of your own.",
-            "beside",
-            ("env", "package"),
-            "feature-deletion PACKAGE",
-        ),
-        "curriculum": StageEntry(
-            "composer_stages.curriculum", "Order tasks by how often rollouts solved them.", "beside", ("run",), "[RUN]"
-        ),
-        "normalize": StageEntry(
-            "composer_stages.normalize", "Filter rollouts by a Data-Juicer recipe.", "beside", ("run",), "[RUN]"
-        ),
-        "frameworks": StageEntry(
-            "composer_stages.compare_frameworks",
-            "Compare rollouts through TRL with those of prime-rl or verifiers.",
-            "beside",
-        ),
-        "probe-svd": StageEntry(
-            "composer_stages.probe.svd", "Decompose the adapted weights of a model, once.", "probe"
-        ),
-        "probe-extract-vhack": StageEntry(
-            "composer_stages.probe.extract_vhack",
-            "Find the direction from clean to hacking answers in gradient space.",
-            "probe",
-        ),
-        "probe-teacher-pool": StageEntry(
-            "composer_stages.probe.teacher_pool",
-            "Collect answers of a hacking teacher, with and without its hint, and of the base model.",
-            "probe",
-        ),
-        "probe-replay": StageEntry(
-            "composer_stages.probe.replay", "Train a student on the pool and measure every row's gradient.", "probe"
-        ),
-        "probe-score": StageEntry(
-            "composer_stages.probe.score",
-            "Score kept gradients against a direction and its placebos, without a model.",
-            "probe",
-        ),
-        "probe-uat": StageEntry(
-            "composer_stages.probe.uat", "Run the checks T1 to T4 and say what they decide.", "probe"
-        ),
-        "probe-start": StageEntry(
-            "composer_stages.probe.start",
-            "Make a student that hacks sometimes, between an honest model and a hacking one.",
-            "probe",
-        ),
-        "probe-compare": StageEntry(
-            "composer_stages.probe.compare",
-            "Compare LoRA with SVD, directions, or projected with vanilla trainings.",
-            "probe",
-        ),
-        "probe-watch": StageEntry(
-            "composer_stages.probe.watch", "Watch a training run: do its updates turn toward a hack, and when?", "probe"
-        ),
-        "probe-plot": StageEntry("composer_stages.probe.plot", "Draw the probe's figures, as PNG and CSV.", "probe"),
-    },
-    kind=StageEntry,
-)
+SHIPPED = load_toml(__package__, "stages.toml")
+STAGES = Registry("composer.stages", {name: StageEntry(**entry) for name, entry in SHIPPED.items()}, kind=StageEntry)
 """Every stage by its name, in order. Whatever lists stages derives from this: commands, help, presets.
 
 An entry point of `composer.stages` names a `StageEntry`, as `StageEntry(__name__, "Count steps.", "beside")` in the
