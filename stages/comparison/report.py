@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from composer_stages.comparison.logs import ID, ROLLOUT_PAGE
-from composer_stages.comparison.tables import SPACES
+from composer_stages.comparison.tables import MEASURING, SPACES
 from composer_stages.comparison.words import SENTENCES, describe_match, describe_setting
 from composer_stages.evaluation.difference import Decision, Difference
 from composer_stages.evaluation.inference import TIE
@@ -45,13 +45,6 @@ Block = str | TextTable
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""
 SHOWN_PARTS = 15
-MEASURING = re.compile(
-    r".*version|num_fewshot|n(?:um)?_shots|shots|(?:prompt_)?template|fewshot_\w+|reducer|doc_to_text|description|chat_template_sha|system_instruction_sha|"
-    r"dataset\w*|hf_\w+|\w+_splits?|few_shots_\w+|num_fewshots|output_type|method|instructions|global_prefix|"
-    r"chain_of_thought_prefix|user simulator|policy|judge|filter|filter_list|.* options|"
-    r"(?:grader|judge|scorer|critic)\w* model"
-)
-"""Settings by which two sides were asked or counted differently."""
 WIDTH = 100
 """Columns of the report."""
 SHOWN_ID = 64

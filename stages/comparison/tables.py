@@ -26,6 +26,7 @@ import pyarrow.json as pjson
 import pyarrow.parquet as pq
 
 from composer_stages import json_text
+from composer_stages.data_files import load_toml
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.formats import readers, reading
 from composer_stages.formats.base import Drop
@@ -35,86 +36,27 @@ from composer_stages.runs import store
 from composer_stages.words import Sentence
 
 CSV = re.compile(r"\.(csv|tsv)(\.gz)?$", re.IGNORECASE)
-IDS = (
-    "task_id",
-    "instance_id",
-    "id",
-    "item_id",
-    "example_id",
-    "question_id",
-    "sample_id",
-    "doc_id",
-    "task",
-    "question",
-)
-VERDICTS = ("score", "reward", "passed", "correct", "is_correct", "resolved", "success", "value")
-"""Columns of scores that name no metric: those of two logs are comparable whichever each has."""
-SCORES = (*VERDICTS, "acc", "accuracy", "exact_match", "f1")
-PARTS = (("id", IDS), ("score", SCORES))
-GROUPS = ("scores", "rewards", "metrics", "rubric")
-"""Columns whose keys are scores."""
-MODELS = ("model", "model_name", "model_id")
-FAMILIES = ("family", "category", "subject", "topic", "repo", "repository")
-METRICS = ("metric", "metric_name", "scorer", "filter")
-"""Columns that say what the score of a row is of."""
-CONTEXT = ("context", "passage", "choices", "options", "target", "reference", "gold", "expected", "ground_truth")
-"""What two tasks may differ in that share a question."""
-ENDS = ("", "_name", "_type", "_config")
-BENCHMARKS = tuple(
-    f"{space}{end}"
-    for space in ("benchmark", "bench", "suite", "dataset", "data_set", "collection", "corpus", "subset")
-    for end in ENDS
-)
-"""Columns of what the tasks are of: the same ids are other tasks where these differ."""
-SPACES = (
-    *BENCHMARKS,
-    *(
-        f"{space}{end}"
-        for space in (
-            *("source", "env", "environment", "eval", "evaluation", "subtask", "task", "test_set", "test", "split"),
-            *("config", "section", "part", "track", "group", "language", "lang", "locale", "domain", "level"),
-        )
-        for end in ENDS
-    ),
-    *("type", *FAMILIES),
-)
-"""Columns that tell tasks apart whose ids are the same."""
-SETTINGS = (
-    *("version", "dataset_version", "benchmark_version", "task_version", "prompt_version", "prompt_template"),
-    *("template", "num_fewshot", "n_shots", "num_shots", "shots", "temperature", "top_p", "max_tokens"),
-    *("agent", "harness", "scaffold"),
-)
-"""Columns of how a row was asked or measured."""
-QUESTIONS = ("question", "prompt", "problem", "input", "query", "instruction")
-COSTS = {
-    "cost_usd": ("cost_usd", "cost", "total_cost", "price"),
-    "prompt_tokens": ("prompt_tokens", "input_tokens"),
-    "completion_tokens": ("completion_tokens", "output_tokens"),
-    "total_tokens": ("total_tokens", "tokens", "num_tokens"),
-}
+DATA = load_toml(__package__, "columns.toml")
+NAMES: dict[str, list[str]] = DATA["names"]
+"""Columns by what they hold."""
+COSTS: dict[str, list[str]] = DATA["costs"]
 """Columns of what a row cost, by those of items."""
-JUDGES = ("judge", "judge_model", "judge_name", "judge_id", "grader", "rater", "annotator")
-"""Columns of who scored a row."""
-ERRORS = ("error", "error_type", "error_message", "exception", "exception_type", "exception_info", "traceback")
-"""Columns of what ended a row's sample."""
-NO_ERROR = r"(?i)^\s*(?:[-+\d.e]*|false|true|none|null|nan|no|ok|success|\[\]|\{\})\s*$"
-"""What such a column holds where nothing did, and numbers, which are a metric."""
-FLAGS = ("errored", "is_error", "has_error", "timed_out", "crashed", "cancelled", "canceled", "infra_error")
-"""Columns that are true of samples that ended in an error."""
-STATUSES = (
-    *("status", "state", "outcome", "result", "failure_mode", "failure_reason", "error_code", "status_code"),
-    *(f"{end}_{of}" for end in ("finish", "stop", "end", "exit", "termination") for of in ("reason", "status")),
-    *("stop_condition", "terminated_by"),
+SCORES = [*NAMES["verdicts"], *NAMES["scores"]]
+SCORE_ROOTS = frozenset([*SCORES, *NAMES["groups"]])
+"""Columns that are scores, or hold scores by their keys."""
+BENCHMARKS, WITHIN = (
+    [f"{word}{end}" for word in DATA["spaces"][name] for end in DATA["spaces"]["ends"]]
+    for name in ("benchmark", "within")
 )
-"""Columns of how samples ended, where a word of `ENDED_IN_ERROR` is an error, and any other a verdict or an end."""
-WEIGHTS = ("weight", "weights", "sample_weight", "item_weight")
-SHARED = re.compile(
-    r"(?:(?:source|parent)_)?(?:doc|document|passage|context|article|story|paragraph|section|page|paper|book|url|"
-    r"template|scenario|group|cluster|parent|family|dialog(?:ue)?|conversation|image|video|repo|repository|project)s?"
-    r"(?:_?(?:id|name|title|hash|key|index|idx|no))?",
-    re.IGNORECASE,
-)
+"""Columns of what the tasks are of: of other benchmarks, and of other parts of one."""
+SPACES = [*BENCHMARKS, *WITHIN, "type", *NAMES["families"]]
+"""Columns that tell tasks apart whose ids are the same."""
+KNOWN = frozenset(chain(SPACES, *NAMES.values(), *COSTS.values()))
+SHARED = re.compile(DATA["patterns"]["shared"], re.IGNORECASE | re.VERBOSE)
 """Columns whose values several tasks may share, which are then no independent evidence."""
+NO_ERROR: str = DATA["patterns"]["no_error"]
+MEASURING = re.compile("|".join(DATA["patterns"]["measuring"]))
+"""Settings by which two sides were asked or counted differently."""
 NULLS = pcsv.ConvertOptions().null_values
 WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 """Truth values in CSV, which has no types."""
@@ -149,22 +91,19 @@ class Columns:
         wanted = list(filter(self.reads, names))
         if twice := next((name for name in wanted if names.count(name) > 1), None):
             raise BadInput("comparison.column-twice", path=path, column=twice)
-        has_id, has_score = self.ids or {*IDS} & {*names}, self.scores or {*SCORES, *GROUPS} & {*names}
+        has_id, has_score = self.ids or {*NAMES["ids"]} & {*names}, self.scores or SCORE_ROOTS & {*names}
         if not (has_id and has_score):
-            ids, scores = () if has_id else IDS, () if has_score else SCORES
+            ids, scores = () if has_id else NAMES["ids"], () if has_score else SCORES
             plain = {name.strip().casefold(): name for name in names}
-            near = {what: next((plain[name] for name in words if name in plain), "") for what, words in PARTS}
+            near = {
+                what: next((plain[name] for name in words if name in plain), "")
+                for what, words in (("id", NAMES["ids"]), ("score", SCORES))
+            }
             raise BadInput("comparison.no-table", label=path, ids=ids, scores=scores, columns=names, near=near)
         return wanted
 
 
 EVERY_COLUMN = Columns()
-KNOWN = frozenset(
-    chain(
-        *(IDS, SCORES, GROUPS, MODELS, METRICS, CONTEXT, SPACES, QUESTIONS, JUDGES),
-        *(ERRORS, FLAGS, STATUSES, WEIGHTS, SETTINGS, *COSTS.values()),
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -220,29 +159,31 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         name = next((name for name in options if name in texts and name not in but), None)
         return pa.nulls(len(table), pa.string()) if name is None else texts[name]
 
-    named = [name for name in METRICS if name in texts and name not in columns.ids]
+    named = [name for name in NAMES["metrics"] if name in texts and name not in columns.ids]
     metrics = _together(path, [name for name in named if not pc.all(_is_empty(texts[name])).as_py()], texts)
-    id_columns = columns.ids or _id_columns(texts, first(MODELS), metrics, columns.outer)
+    id_columns = columns.ids or _id_columns(texts, first(NAMES["models"]), metrics, columns.outer)
     tasks = _together(path, id_columns, texts)
     rounded = pc.index(pc.match_substring_regex(tasks, ROUNDED), True).as_py()
     if rounded >= 0:
         raise BadInput(
             "comparison.rounded-id", path=path, column=id_columns[-1], id=tasks[rounded].as_py(), row=rounded + 1
         )
-    model = first(MODELS)
-    shared = [name for name in texts if (SHARED.fullmatch(name) or name in QUESTIONS) and name not in id_columns]
+    model = first(NAMES["models"])
+    shared = [
+        name for name in texts if (SHARED.fullmatch(name) or name in NAMES["questions"]) and name not in id_columns
+    ]
     shared += id_columns[-1:] if id_columns[1:] else []
     cells = {
         **{name: texts[name] for name in shared},
         **{name: _costs(table, names, is_csv(source.path.name)) for name, names in COSTS.items()},
-        "judge": first(JUDGES),
+        "judge": first(NAMES["judges"]),
         "model": pc.if_else(_is_empty(model), None, model),
         "reason": _errors(texts, first(())),
         "task": tasks,
-        "family": first(FAMILIES, *id_columns),
+        "family": first(NAMES["families"], *id_columns),
         "unit": texts[columns.unit] if columns.unit else first(()),
     }
-    asked_in = next((name for name in QUESTIONS if name in texts), None)
+    asked_in = next((name for name in NAMES["questions"] if name in texts), None)
     numbered = False
     if asked_in:
         cells["question"] = _questions(texts, asked_in, tasks)
@@ -263,12 +204,13 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
             columns=names,
             near=dict.fromkeys(("id", "score"), ""),
         )
-    kinds = tuple(ScoreKind(name, "" if name in VERDICTS else name) for name in scores)
+    kinds = tuple(ScoreKind(name, "" if name in NAMES["verdicts"] else name) for name in scores)
     if metrics is not None:
         cells, scores, kinds = _by_metric(cells, scores, metrics)
     groups = {name: cells[name] for name in shared}
-    weights = tuple(name for name in WEIGHTS if name in texts and pc.count_distinct(texts[name]).as_py() > 1)
-    stated = {name: pc.unique(texts[name]) for name in (*SPACES, *SETTINGS) if name in texts and name not in id_columns}
+    weights = tuple(name for name in NAMES["weights"] if name in texts and pc.count_distinct(texts[name]).as_py() > 1)
+    said = [name for name in (*SPACES, *NAMES["settings"]) if name in texts and name not in id_columns]
+    stated = {name: pc.unique(texts[name]) for name in said}
     settings = {name: str(values[0]) for name, values in stated.items() if len(values) == 1 and values[0].is_valid}
     return ScoreTable(cells, scores, kinds, id_columns, numbered, groups, cells["judge"], weights, settings)
 
@@ -416,7 +358,7 @@ def _load_json(path: str, source: Source, columns: Columns) -> pa.Table:
                 if isinstance(value, str) and not isinstance(value, Number):
                     texts.setdefault(leaf, set()).add(num)
         num += 1
-    for name in {*IDS, *columns.ids} & cells.keys():
+    for name in {*NAMES["ids"], *columns.ids} & cells.keys():
         as_text = {cells[name][row] for row in texts.get(name, ())}
         for row, id_text in enumerate(cells[name] if as_text else ()):
             if id_text in as_text and row not in texts[name]:
@@ -446,7 +388,7 @@ EXACT = partial(json.loads, object_pairs_hook=_exact, parse_int=Number, parse_fl
 
 def _is_changed(field: pa.Field, columns: Columns) -> bool:
     """Return whether Arrow reads a JSON column as another thing than its text: times, and ids as doubles."""
-    is_score = field.name in (*SCORES, *GROUPS) or field.name in columns.scores
+    is_score = field.name in SCORE_ROOTS or field.name in columns.scores
     if pa.types.is_nested(field.type):
         return True
     return pa.types.is_temporal(field.type) or (pa.types.is_floating(field.type) and not is_score)
@@ -468,9 +410,7 @@ def _unnested(table: pa.Table, columns: Columns) -> pa.Table:
 def _leaves(name: str, value: Any, columns: Columns) -> Iterator[tuple[str, Any]]:
     """Yield the values within a value by their paths; of what is no score or id, the whole value."""
     root = name.partition(".")[0]
-    is_apart = root in (*SCORES, *GROUPS) or any(
-        path.startswith(f"{root}.") for path in (*columns.ids, *columns.scores)
-    )
+    is_apart = root in SCORE_ROOTS or any(path.startswith(f"{root}.") for path in (*columns.ids, *columns.scores))
     if not is_apart or not isinstance(value, dict | list):
         yield name, value
         return
@@ -510,7 +450,7 @@ def _together(path: str, names: Sequence[str], texts: Mapping[str, Any]) -> Any:
 
 def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Sequence[str]) -> tuple[str, ...]:
     """Return the column of ids, after those that tell equal ids apart."""
-    name = next(name for name in IDS if name in texts)
+    name = next(name for name in NAMES["ids"] if name in texts)
     rows = pa.table({"model": model, "metric": pa.nulls(len(model)) if metrics is None else metrics})
     within = [name, *outer]
 
@@ -520,7 +460,7 @@ def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Seque
             keyed = keyed.append_column(f"{number}", texts[column])
         return len(keyed.group_by(keyed.column_names).aggregate([]))
 
-    spaces = [*SPACES, *(CONTEXT if name in QUESTIONS else ())]
+    spaces = [*SPACES, *(NAMES["context"] if name in NAMES["questions"] else ())]
     spaces = [space for space in spaces if space in texts and space not in within]
     num = num_distinct(within) if spaces else len(model)
     for space in spaces:
@@ -535,7 +475,7 @@ def _questions(texts: Mapping[str, Any], name: str, tasks: Any) -> pa.Array:
     pairs = pa.table({"question": question, "task": tasks}).group_by(["question", "task"]).aggregate([])
     counts = pairs.group_by("question").aggregate([([], "count_all")])
     shared = counts["question"].filter(pc.greater(counts["count_all"], 1))
-    if beside := [other for other in CONTEXT if other in texts and len(shared)]:
+    if beside := [other for other in NAMES["context"] if other in texts and len(shared)]:
         more = pc.binary_join_element_wise(
             question, *(pc.fill_null(texts[other], "") for other in beside), "\n", null_handling="skip"
         )
@@ -576,7 +516,7 @@ def _scores(
     scores, others = dict[str, pa.ChunkedArray](), [*columns.scores]
     for name in table.column_names:
         root = name.partition(".")[0]
-        if name in id_columns or not (root in (*SCORES, *GROUPS) or name in columns.scores):
+        if name in id_columns or not (root in SCORE_ROOTS or name in columns.scores):
             continue
         try:
             scores[name] = _numbers(table[name], is_csv)
@@ -607,10 +547,14 @@ def _numbers(column: pa.ChunkedArray, is_csv: bool) -> pa.ChunkedArray:
 
 def _errors(texts: Mapping[str, Any], none: Any) -> Any:
     """Return what ended the sample of each row, where that is an error; none: null in every row."""
-    says, of = pc.match_substring_regex, texts.keys()
-    named = [pc.if_else(says(texts[name], NO_ERROR), None, texts[name]) for name in ERRORS if name in of]
-    named += [pc.if_else(says(texts[name], "(?i)^(?:true|1)$"), name, None) for name in FLAGS if name in of]
-    named += [pc.if_else(says(texts[name], ENDED_IN_ERROR), texts[name], None) for name in STATUSES if name in of]
+    says = pc.match_substring_regex
+
+    def held(what: str) -> list[str]:
+        return [name for name in NAMES[what] if name in texts]
+
+    named = [pc.if_else(says(texts[name], NO_ERROR), None, texts[name]) for name in held("errors")]
+    named += [pc.if_else(says(texts[name], "(?i)^(?:true|1)$"), name, None) for name in held("flags")]
+    named += [pc.if_else(says(texts[name], ENDED_IN_ERROR), texts[name], None) for name in held("statuses")]
     return pc.coalesce(*named, none)
 
 
