@@ -8,7 +8,7 @@ registry.py - tables of what ships and of what installed packages add by entry p
 errors.py   - the errors that end a stage, each with an exit code
 words.py    - the sentences of errors and remarks, from words.toml files, for the command line and for Python
 checkout.py - the folder's own name, `stages`, for the same modules
-data_files.py - the data files of packages: prompts, tables and queries
+data_files.py - the data files of packages: prompts, tables, queries and templates
 json_text.py - JSON of other programs: text that is not too deep, and numbers kept exactly
 layout.py  - tables with aligned columns, durations and ages, as text
 stopping.py - what signals do: the first asks work to stop, the second ends it

@@ -1,8 +1,11 @@
-"""Data files that packages of this project bring along: prompts, tables and queries."""
+"""Data files that packages of this project bring along: prompts, tables, queries and templates."""
 
 import tomllib
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def load_text(package: str | None, name: str) -> str:
@@ -13,3 +16,17 @@ def load_text(package: str | None, name: str) -> str:
 def load_toml(package: str | None, name: str) -> dict[str, Any]:
     """Return the tables of a package's TOML file."""
     return tomllib.loads(load_text(package, name))
+
+
+def load_template(package: str | None, name: str, autoescape: bool = False) -> "jinja2.Template":
+    """Return the template of a package's data file, without the lines of its blocks; it refuses what is not given."""
+    import jinja2  # slow to import, and few data files are templates
+
+    environment = jinja2.Environment(
+        autoescape=autoescape,  # noqa: S701 (other texts than HTML)
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.from_string(load_text(package, name))

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from composer_stages.comparison.logs import ID, ROLLOUT_PAGE
 from composer_stages.comparison.tables import MEASURING, SPACES
 from composer_stages.comparison.words import SENTENCES, describe_match, describe_setting
+from composer_stages.data_files import load_template
 from composer_stages.evaluation.difference import Decision, Difference
 from composer_stages.evaluation.inference import TIE
 from composer_stages.layout import (
@@ -26,7 +27,7 @@ from composer_stages.layout import (
 )
 
 if TYPE_CHECKING:
-    from composer_stages.comparison.costs import Frontier, Spent
+    from composer_stages.comparison.costs import Spent
     from composer_stages.comparison.decision import LogComparison, Pairing, SideSummary
     from composer_stages.comparison.gate import MetricResult
     from composer_stages.comparison.measure import Part
@@ -337,105 +338,49 @@ def _signed(comparison: "LogComparison", value: float) -> str:
 
 # The page.
 
-PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title><style>body{{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}}
-h1{{font-size:1.25rem}}h1,p,.said td:last-child{{overflow-wrap:anywhere}}svg{{max-width:100%;height:auto}}
-div{{overflow-x:auto;margin:1.2rem 0}}table{{border-collapse:collapse;font-size:14px}}
-th,td{{padding:.15rem 1.2rem .15rem 0;text-align:left;vertical-align:top;white-space:nowrap}}
-th{{border-bottom:1px solid #bbb}}.said td:last-child{{white-space:normal}}
-.right{{text-align:right;font-variant-numeric:tabular-nums}}</style>
-<h1>{title}</h1>{plots}{report}</html>
-"""
+
+class Interval(NamedTuple):
+    """A number with its interval, and how it is written, on a line that goes from `start` to `end`."""
+
+    name: str
+    estimate: float
+    low: float
+    high: float
+    start: float
+    end: float
+    label: str
 
 
 def page(comparison: "LogComparison", tasks: pa.Table, results: Sequence["MetricResult"] = ()) -> str:
     """Return one page without any other file: the decision, a plot for each comparison, and the report."""
-    title, *lines = [*blocks(comparison, results), *_flips(tasks, FLIPS, places=True)]
-    plots = ""
-    for shown in [result.comparison for result in results] or [comparison]:
-        plots += "".join(
-            _plot(shown, difference, tasks.filter(pc.equal(tasks["side"], difference.treatment)))
-            for difference in shown.differences
-        )
-        plots += _plot_frontier(shown, shown.frontier) if shown.frontier else ""
-    return PAGE.format(title=escape(str(title)), plots=plots, report="".join(map(_html, lines)))
+    title, *report = [*blocks(comparison, results), *_flips(tasks, FLIPS, places=True)]
 
+    def dots(of: "LogComparison", difference: Difference) -> list[tuple[float, float]]:
+        """Return the scores of tasks in A and beside it, of a comparison with A."""
+        if of.binary or difference.baseline != "A":
+            return []
+        plotted = tasks.filter(pc.equal(tasks["side"], difference.treatment)).slice(0, DOTS)
+        return list(zip(plotted["baseline"].to_pylist(), plotted["score"].to_pylist(), strict=True))
 
-def _html(block: Block) -> str:
-    """Return a block of the report as HTML."""
-    if isinstance(block, str):
-        return f"<p>{escape(block)}</p>\n" if block else ""
-    sides = block.sides or ["left"] * len(block.rows[0])
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        texts = zip(cells, sides, strict=True)
-        return f"<tr>{''.join(f'<{tag} class={side}>{escape(cell)}</{tag}>' for cell, side in texts)}</tr>\n"
-
-    head = row(block.head, "th") if block.head else ""
-    kind = "" if block.head else " class=said"
-    return f"<div><table{kind}>\n{head}{''.join(row(cells, 'td') for cells in block.rows)}</table></div>\n"
-
-
-def _plot_frontier(comparison: "LogComparison", frontier: "Frontier") -> str:
-    """Return the sides by what a sample costs, across, and their means with intervals, up; the frontier is a line."""
-    low, high = comparison.span
-    sides = sorted(comparison.sides, key=lambda side: side.costs[frontier.column])
-    scale, most = 130 / ((high - low) or 1), sides[-1].costs[frontier.column] * 1.15
-    points = {
-        side.letter: (80 + 420 * side.costs[frontier.column] / most, 150 - scale * (side.mean - low)) for side in sides
-    }
-    line = " ".join(
-        f"{points[side.letter][0]:.1f},{points[side.letter][1]:.1f}"
-        for side in sides
-        if side.letter in frontier.letters
+    template = load_template(__package__, "page.jinja", autoescape=True)
+    return template.render(
+        title=title,
+        report=report,
+        shown=[result.comparison for result in results] or [comparison],
+        intervals=_intervals,
+        dots=dots,
+        mean_of=mean_of,
     )
-    parts = [
-        '<path d="M80 20V150H500" fill="none" stroke="#888"/>',
-        f'<polyline points="{line}" fill="none" stroke="#36c" stroke-dasharray="4"/>',
-        f'<text x="500" y="168" text-anchor="end">{frontier.quantity} a sample, up to {most:.3g}</text>',
-        f'<text x="80" y="14">{mean_of(comparison)}</text>',
+
+
+def _intervals(comparison: "LogComparison", difference: Difference) -> list[Interval]:
+    """Return the means of both sides, and their difference."""
+    rows = [
+        Interval(side.letter, side.mean, side.low, side.high, *comparison.span, _value(comparison, side.mean))
+        for side in comparison.sides
+        if side.letter in (difference.baseline, difference.treatment)
     ]
-    for side in sides:
-        x, y = points[side.letter]
-        y0, y1 = (150 - scale * (limit - low) for limit in (side.low, side.high))
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y0:.1f}" y2="{y1:.1f}" stroke="#bbb" stroke-width="2"/>')
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#36c"/>')
-        parts.append(f'<text x="{x + 8:.1f}" y="{y - 4:.1f}">{side.letter}</text>')
-    return _svg(640, 175, parts)
-
-
-def _svg(width: int, height: int, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" font-size="14">{"".join(parts)}</svg>'
-
-
-def _plot(comparison: "LogComparison", difference: Difference, tasks: pa.Table) -> str:
-    """Return both means and their difference with intervals; for scores a dot a task too, A across and B up."""
-    sides = [side for side in comparison.sides if side.letter in (difference.baseline, difference.treatment)]
-    low, high = comparison.span
-    rows = [(side.letter, side.mean, side.low, side.high, low, high) for side in sides]
-    reach = max(abs(difference.low), abs(difference.high), comparison.min_gain or 0.0) * 1.1
-    title = f"{difference.treatment} - {difference.baseline}"
-    rows.append((title, difference.estimate, difference.low, difference.high, -reach, reach))
-    parts = []
-    for at, (name, mean, least, most, start, end) in enumerate(rows):
-        y, scale = 30 + 34 * at, 420 / ((end - start) or 1)
-        x0, x1, x = (80 + scale * (value - start) for value in (least, most, mean))
-        parts.append(f'<text x="70" y="{y + 5}" text-anchor="end">{name}</text>')
-        parts.append(f'<line x1="80" x2="500" y1="{y}" y2="{y}" stroke="#ddd"/>')
-        if start < 0 < end:
-            zero = 80 - scale * start
-            parts.append(f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="{y - 12}" y2="{y + 12}" stroke="#888"/>')
-        parts.append(f'<line x1="{x0:.1f}" x2="{x1:.1f}" y1="{y}" y2="{y}" stroke="#36c" stroke-width="4"/>')
-        parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="6" fill="#36c"/>')
-        label = _value(comparison, mean) if at < len(sides) else _signed(comparison, mean)
-        parts.append(f'<text x="510" y="{y + 5}">{label}</text>')
-    width = 640
-    if not comparison.binary and difference.baseline == "A":
-        plotted = tasks.slice(0, DOTS)
-        scale, width = 150 / ((high - low) or 1), 820
-        parts.append('<rect x="650" y="10" width="150" height="150" fill="none" stroke="#ddd"/>')
-        parts.append('<line x1="650" y1="160" x2="800" y2="10" stroke="#888"/>')
-        for a, b in zip(plotted["baseline"].to_pylist(), plotted["score"].to_pylist(), strict=True):
-            x, y = 650 + scale * (a - low), 160 - scale * (b - low)
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="#36c" opacity=".4"/>')
-    return _svg(width, 170 if width > 640 else 120, parts)
+    title, found = f"{difference.treatment} - {difference.baseline}", difference
+    reach = max(abs(found.low), abs(found.high), comparison.min_gain or 0.0) * 1.1
+    label = _signed(comparison, found.estimate)
+    return [*rows, Interval(title, found.estimate, found.low, found.high, -reach, reach, label)]

@@ -15,13 +15,12 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from jinja2 import Environment, StrictUndefined
 
+from composer_stages.data_files import load_template
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.layout import escape_control_characters, markdown_table
 from composer_stages.redaction import redacted, secret_in
@@ -153,11 +152,7 @@ def _card(published: Mapping[str, Any], **values: Any) -> str:
     settings = json.dumps(published["config"], indent=2, sort_keys=True, ensure_ascii=False)
     # A fence in a setting (a prompt, for example) would end the block of settings.
     values |= {"published": published, "figures": scalars, "settings": settings.replace("```", "` ` `")}
-    environment = Environment(  # noqa: S701 (Markdown)
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    template = resources.files(__package__).joinpath("hub_card.jinja").read_text("utf-8")
-    return environment.from_string(template).render(table=_table, **values)
+    return load_template(__package__, "hub_card.jinja").render(table=_table, **values)
 
 
 def _table(rows: Sequence[tuple[str, Any]]) -> str:
