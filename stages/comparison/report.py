@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from composer_stages.comparison.logs import ID, ROLLOUT_PAGE
 from composer_stages.comparison.tables import MEASURING, SPACES
-from composer_stages.comparison.words import SENTENCES, describe_match, describe_setting
+from composer_stages.comparison.words import SENTENCES
 from composer_stages.data_files import load_template
 from composer_stages.evaluation.difference import Decision, Difference
 from composer_stages.evaluation.inference import TIE
@@ -77,11 +77,6 @@ def _limits(comparison: "LogComparison", *limits: float) -> str:
     return f"[{low}, {high}]"
 
 
-def describe_policy(results: Sequence["MetricResult"]) -> str:
-    """Return whether the gate of a policy passes, in one sentence."""
-    return SENTENCES.text("gate", results)
-
-
 def _gate(results: Sequence["MetricResult"]) -> list[list[str]]:
     """Return the table of a policy with its head: what was shown of each metric."""
     rows = [["metric", "A", "B", "B - A", "has to be", ""]]
@@ -114,7 +109,7 @@ def blocks(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) 
     lines = list[Block]()
     if results:
         head, *rows = _gate(results)
-        lines += [describe_policy(results), "", TextTable(rows, head), "", SENTENCES.text("gate_level", results)]
+        lines += [SENTENCES.text("gate", results), "", TextTable(rows, head), "", SENTENCES.text("gate_level", results)]
         for result in results:
             first, *following = blocks(result.comparison)
             lines += ["", f"{result.metric.score}: {first}", *following]
@@ -147,7 +142,7 @@ def blocks(comparison: "LogComparison", results: Sequence["MetricResult"] = ()) 
 
 def markdown(comparison: "LogComparison", tasks: pa.Table, results: Sequence["MetricResult"] = ()) -> str:
     """Return the result as a comment in Markdown: the decision, the sides or the policy, and the report folded."""
-    first, *others = map(_spelled, [describe_policy(results)] if results else _decisions(comparison))
+    first, *others = map(_spelled, [SENTENCES.text("gate", results)] if results else _decisions(comparison))
     head, *rows = ([_spelled(cell) for cell in row] for row in (_gate(results) if results else _sides(comparison)))
     folded_report = escape(text(comparison, results) + flips(tasks, FLIPS, places=True))
     details = f"<details><summary>report</summary>\n\n<pre>{folded_report}</pre>\n\n</details>\n"
@@ -174,8 +169,12 @@ def _decisions(comparison: "LogComparison") -> list[str]:
     if (frontier := comparison.frontier) and len(comparison.sides) > 2:
         lines.append(SENTENCES.text("frontier", frontier))
     settings = (setting for pairing in comparison.pairings for setting in pairing.settings)
-    apart = [describe_setting(each) for each in settings if each.name in SPACES or MEASURING.fullmatch(each.name)]
-    apart += [describe_match(pairing.matched) for pairing in comparison.pairings if pairing.matched.num_reworded]
+    apart = [
+        SENTENCES.text("setting", each) for each in settings if each.name in SPACES or MEASURING.fullmatch(each.name)
+    ]
+    apart += [
+        SENTENCES.text("match", pairing.matched) for pairing in comparison.pairings if pairing.matched.num_reworded
+    ]
     lines += [SENTENCES.text("measured_apart", apart)] if apart else []
     return list(map(escape_line, lines))
 
@@ -232,10 +231,10 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
             rows.append(("", SENTENCES.text("bounds", difference, *limits)))
         elif not comparison.scale:
             rows.append(("", SENTENCES.text("unbounded")))
-    if matched := describe_match(pairing.matched):
+    if matched := SENTENCES.text("match", pairing.matched):
         rows.append(("matched", matched))
     if pairing.settings:
-        rows.append(("settings", "; ".join(map(describe_setting, pairing.settings))))
+        rows.append(("settings", "; ".join(SENTENCES.text("setting", each) for each in pairing.settings)))
     for cost in pairing.costs:
         means = (cost.per_sample, cost.per_success)
         rows.append((cost.quantity, SENTENCES.text("cost", difference, cost, *map(_spent, means))))

@@ -14,7 +14,7 @@ from composer_stages.comparison.config import Config
 from composer_stages.comparison.decision import LogComparison, compare
 from composer_stages.comparison.gate import MetricResult, all_pass, judge
 from composer_stages.comparison.sides import read_sides
-from composer_stages.comparison.words import describe_match, describe_setting, describe_too_few
+from composer_stages.comparison.words import SENTENCES
 from composer_stages.evaluation.difference import Decision
 from composer_stages.runs import store
 from composer_stages.runs.run import Inputs, Run, RunWriter
@@ -73,10 +73,10 @@ def document(comparison: LogComparison, results: Sequence[MetricResult] = ()) ->
             "p": difference.p_value,
             "missing": difference.missing.by_side,
             **{name: getattr(difference.missing, name) for name in ("counted_as", "worst", "best", "holds")},
-            "too_few": describe_too_few(difference),
+            "too_few": SENTENCES.text("too_few", difference) if difference.too_few else "",
             **asdict(pairing),
-            "matched": describe_match(pairing.matched),
-            "settings": [describe_setting(setting) for setting in pairing.settings],
+            "matched": SENTENCES.text("match", pairing.matched),
+            "settings": [SENTENCES.text("setting", setting) for setting in pairing.settings],
         }
         for difference, pairing in rows
         if difference.missing
@@ -99,7 +99,7 @@ def summarize(
         "exit_code": SHOWN_CODES[shown] if results or comparison.not_worse else EXIT_CODES[first.decision],
         "verdict": first.decision.value,
         "by": report.describe_size(comparison, first),
-        "why": report.describe_policy(results) if results else report.describe_decision(comparison, first),
+        "why": SENTENCES.text("gate", results) if results else report.describe_decision(comparison, first),
         "lower_is_better": comparison.lower_is_better,
         **{
             key: [{name: value for name, value in row.items() if name not in large} for row in content[key]]

@@ -1,15 +1,9 @@
 """Fill the sentences of comparison.jinja, which need nothing but the records of a comparison."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from composer_stages.comparison.sides import TaskMatch
-from composer_stages.evaluation.difference import Difference
 from composer_stages.evaluation.sentences import Sentences
 from composer_stages.formats.measurement import CANCELLED
-
-if TYPE_CHECKING:
-    from composer_stages.comparison.decision import SettingDifference
 
 
 def describe_reasons(counts: Mapping[str, int]) -> str:
@@ -28,18 +22,3 @@ SENTENCES = Sentences(
     rounded=lambda number: f"{float(f'{number:.2g}'):,.0f}",
     general=lambda number: f"{number:.6g}",
 )
-
-
-def describe_too_few(difference: Difference) -> str:
-    """Return that a test has too few units, as a clause; empty where it has enough."""
-    return SENTENCES.text("too_few", difference) if difference.too_few else ""
-
-
-def describe_match(matched: TaskMatch) -> str:
-    """Return how tasks were matched, as a clause; empty for by their ids."""
-    return SENTENCES.text("match", matched)
-
-
-def describe_setting(setting: "SettingDifference") -> str:
-    """Return a setting by which logs were made differently, as a clause."""
-    return SENTENCES.text("setting", setting)

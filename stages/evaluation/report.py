@@ -8,15 +8,7 @@ from functools import partial
 from composer_stages.evaluation.difference import Difference
 from composer_stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, ArmSummary
 from composer_stages.evaluation.verdict import EvalVerdict
-from composer_stages.evaluation.words import (
-    SENTENCES,
-    VerdictWords,
-    describe_claim,
-    describe_credit,
-    describe_method,
-    describe_verdict,
-    points,
-)
+from composer_stages.evaluation.words import SENTENCES, VerdictWords, describe_method, describe_verdict, percent, points
 from composer_stages.layout import aligned, without_middle
 from composer_stages.terms import grounds_in_words
 
@@ -109,11 +101,6 @@ def difference_lines(difference: Difference) -> list[str]:
     return lines
 
 
-def percent(rate: float | None) -> str:
-    """Return a rate in per cent; a dash where nothing was measured."""
-    return "-" if rate is None else f"{100 * rate:.1f} %"
-
-
 def arms_chart(verdict: EvalVerdict) -> bytes:
     """Return a chart as SVG, the same bytes every time: pass@1 and protocol of every arm, and paired differences."""
     from matplotlib import rc_context
@@ -140,10 +127,10 @@ def arms_chart(verdict: EvalVerdict) -> bytes:
         figure = Figure(figsize=(6, 0.4 + sum(heights) + 0.16 * len(caption)), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)
-        title = [": ".join(filter(None, (verdict.decision, describe_claim(verdict))))]
+        title = [": ".join(filter(None, (verdict.decision, SENTENCES.text("claim", verdict))))]
         if verdict.control and verdict.over_control:
             # Beside the gain, which readers otherwise credit to the preference.
-            title.append(f"{treatment} is {describe_credit(verdict, shortened(verdict.control))}")
+            title.append(f"{treatment} is {SENTENCES.text('credit', verdict, shortened(verdict.control))}")
         figure.suptitle("\n".join(title), fontsize=10)
         if caption:
             figure.supxlabel("\n".join(caption), fontsize=8, x=0.02, ha="left")

@@ -28,6 +28,11 @@ def points(difference: Difference) -> str:
     return f"{signed(difference.estimate)} points {interval}, {p_value(difference.p_value)}"
 
 
+def percent(rate: float | None) -> str:
+    """Return a rate in per cent; a dash where nothing was measured."""
+    return "-" if rate is None else f"{100 * rate:.1f} %"
+
+
 def _interval(difference: Difference) -> str:
     """Return a difference of shares in points with its interval: "+19.4 [+0.7, +38.8] points"."""
     low, high = display.points(difference.low), display.points(difference.high)
@@ -48,7 +53,7 @@ SENTENCES = Sentences(
     "composer_stages.evaluation",
     "verdict.jinja",
     points=points,
-    rate=lambda share: "-" if share is None else f"{100 * share:.1f} %",
+    rate=percent,
     interval=_interval,
     fewest_units=fewest_units,
     listed_limits=_listed_limits,
@@ -79,7 +84,7 @@ class VerdictWords:
 def describe_verdict(verdict: EvalVerdict) -> VerdictWords:
     """Return a verdict in words."""
     return VerdictWords(
-        claim=describe_claim(verdict),
+        claim=SENTENCES.text("claim", verdict),
         why=SENTENCES.text("why", verdict),
         estimand=SENTENCES.text("estimand", verdict),
         cut=SENTENCES.text("cut", verdict.cut),
@@ -89,16 +94,6 @@ def describe_verdict(verdict: EvalVerdict) -> VerdictWords:
     )
 
 
-def describe_claim(verdict: EvalVerdict) -> str:
-    """Return what is shown of the gain; empty where nothing is."""
-    return SENTENCES.text("claim", verdict)
-
-
 def describe_method(test: PermutationTest | str, unit: str) -> str:
     """Return the test of a difference over sampling units with this noun; words of a file as they are."""
     return test if isinstance(test, str) else SENTENCES.text("method", test, unit)
-
-
-def describe_credit(verdict: EvalVerdict, name: str) -> str:
-    """Return how treatment and control compare, and what follows about imitation. name: of the control."""
-    return SENTENCES.text("credit", verdict, name)
