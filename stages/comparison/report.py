@@ -338,7 +338,7 @@ def _signed(comparison: "LogComparison", value: float) -> str:
 # The page.
 
 
-class Interval(NamedTuple):
+class PlottedInterval(NamedTuple):
     """A number with its interval, and how it is written, on a line that goes from `start` to `end`."""
 
     name: str
@@ -372,14 +372,14 @@ def page(comparison: "LogComparison", tasks: pa.Table, results: Sequence["Metric
     )
 
 
-def _intervals(comparison: "LogComparison", difference: Difference) -> list[Interval]:
+def _intervals(comparison: "LogComparison", difference: Difference) -> list[PlottedInterval]:
     """Return the means of both sides, and their difference."""
     rows = [
-        Interval(side.letter, side.mean, side.low, side.high, *comparison.span, _value(comparison, side.mean))
+        PlottedInterval(side.letter, side.mean, side.low, side.high, *comparison.span, _value(comparison, side.mean))
         for side in comparison.sides
         if side.letter in (difference.baseline, difference.treatment)
     ]
     title, found = f"{difference.treatment} - {difference.baseline}", difference
     reach = max(abs(found.low), abs(found.high), comparison.min_gain or 0.0) * 1.1
     label = _signed(comparison, found.estimate)
-    return [*rows, Interval(title, found.estimate, found.low, found.high, -reach, reach, label)]
+    return [*rows, PlottedInterval(title, found.estimate, found.low, found.high, -reach, reach, label)]
