@@ -23,7 +23,7 @@ SERVED = ("served_model", "provider", "system_fingerprint")
 
 
 @dataclass(frozen=True)
-class Played:
+class CheckedRollout:
     """A rollout's row, None where it is missing, its steps in order, and the facts that its source does not record."""
 
     rollout: Row | None
@@ -31,47 +31,47 @@ class Played:
     absent: Collection[Fact] = ()
 
 
-def _rollout(played: Played) -> Sequence[Row]:
+def _rollout(played: CheckedRollout) -> Sequence[Row]:
     return [] if played.rollout is None else [played.rollout]
 
 
-def _steps(played: Played) -> Sequence[Row]:
+def _steps(played: CheckedRollout) -> Sequence[Row]:
     return played.steps
 
 
-def _all_steps(played: Played) -> Sequence[list[Row]]:
+def _all_steps(played: CheckedRollout) -> Sequence[list[Row]]:
     return [played.steps] if played.steps else []
 
 
-def _sampled(played: Played) -> Sequence[Row]:
+def _sampled(played: CheckedRollout) -> Sequence[Row]:
     """Return the steps of which a policy gave tokens or log-probs."""
     return [row for row in played.steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
 
 
 @dataclass(frozen=True)
-class Check:
+class RolloutCheck:
     """A check: what it looks at of a rollout, whether that holds, the fact it needs, and the tolerated share.
 
     A rollout whose source does not record the fact counts as unrecorded.
     """
 
     name: str
-    of: Callable[[Played], Sequence[Any]]
+    of: Callable[[CheckedRollout], Sequence[Any]]
     holds: Callable[[Any], bool]
     needs: Fact | None = None
     tolerated: float = 0.0
 
 
 CHECKS = (
-    Check("rollouts scored", _rollout, lambda r: r["reward"] is not None, missing.REWARD),
-    Check("reward in [0, 1]", _rollout, lambda r: r["reward"] is None or 0 <= r["reward"] <= 1, missing.REWARD),
-    Check("steps dense from 0", _all_steps, lambda steps: [s["step"] for s in steps] == list(range(len(steps)))),
-    Check(
+    RolloutCheck("rollouts scored", _rollout, lambda r: r["reward"] is not None, missing.REWARD),
+    RolloutCheck("reward in [0, 1]", _rollout, lambda r: r["reward"] is None or 0 <= r["reward"] <= 1, missing.REWARD),
+    RolloutCheck("steps dense from 0", _all_steps, lambda steps: [s["step"] for s in steps] == list(range(len(steps)))),
+    RolloutCheck(
         "one done, the last",
         _all_steps,
         lambda steps: [s["done"] for s in steps] == [False] * (len(steps) - 1) + [True],
     ),
-    Check(
+    RolloutCheck(
         "tuples complete",
         lambda played: [(row, missing.REWARD in played.absent) for row in played.steps],
         lambda step: (
@@ -80,8 +80,8 @@ CHECKS = (
             and (step[0]["reward"] is not None or step[1])
         ),
     ),
-    Check("state hash chain", _all_steps, lambda steps: _chained(steps)),
-    Check(
+    RolloutCheck("state hash chain", _all_steps, lambda steps: _chained(steps)),
+    RolloutCheck(
         "ids as many as log-probs",
         _sampled,
         lambda s: (
@@ -91,21 +91,21 @@ CHECKS = (
         ),
         missing.TOKENS,
     ),
-    Check(
+    RolloutCheck(
         "log-probs finite, <= 0",
         _sampled,
         # A log-prob that is NaN is null in the journal, as JSON has no word for it.
         lambda s: all(p is not None and math.isfinite(p) and p <= 0 for p in s["logprobs"] or ()),
         missing.LOGPROBS,
     ),
-    Check(
+    RolloutCheck(
         "prompt extends the last",
         _steps,
         # A prompt need not extend the last one where the policy is not shown the full history.
         lambda s: s["prefix_ok"] is not False or s.get("history") not in (None, FULL),
         missing.TOKENS,
     ),
-    Check(
+    RolloutCheck(
         "prompt length as stored",
         _all_steps,
         lambda steps: all(
@@ -113,18 +113,18 @@ CHECKS = (
         ),
         missing.TOKENS,
     ),
-    Check(
+    RolloutCheck(
         "answers not truncated",
         _steps,
         lambda s: not s["truncated"] or s["finish_reason"] in (endings.FILTERED, endings.MALFORMED),
         missing.FINISH,
         tolerated=0.2,
     ),
-    Check(
+    RolloutCheck(
         "answers not filtered", _steps, lambda s: s["finish_reason"] != endings.FILTERED, missing.FINISH, tolerated=0.2
     ),
-    Check("no output elided", _steps, lambda s: not s["elided_chars"], missing.ELISION),
-    Check(
+    RolloutCheck("no output elided", _steps, lambda s: not s["elided_chars"], missing.ELISION),
+    RolloutCheck(
         "actions well-formed",
         # What was cut off is not parsed, and has a check of its own.
         lambda played: [row for row in played.steps if not row["truncated"]],
@@ -170,7 +170,7 @@ class _Tally:
 class CollectionChecks:
     """All checks over a collection, one rollout at a time."""
 
-    _tallies: dict[Check, _Tally] = field(default_factory=lambda: {check: _Tally() for check in CHECKS})
+    _tallies: dict[RolloutCheck, _Tally] = field(default_factory=lambda: {check: _Tally() for check in CHECKS})
     _ids: set[str] = field(default_factory=set)
     _rollouts: int = 0
     served: Counter[tuple[str | None, ...]] = field(default_factory=Counter)
@@ -181,7 +181,7 @@ class CollectionChecks:
 
     def add(self, rollout: Row | None, steps: list[Row], absent: Collection[Fact] = ()) -> None:
         """Check one rollout, None where its row is missing, and its steps in order; `absent`: facts not recorded."""
-        played = Played(rollout, steps, absent)
+        played = CheckedRollout(rollout, steps, absent)
         for check, tally in self._tallies.items():
             items = check.of(played)
             if check.needs in absent:
