@@ -278,7 +278,7 @@ def trainer(
         callbacks.append(projection.ProjectionCallback(direction, Probe(), 0, Unwritten()))  # type: ignore[arg-type]
     common = {
         "args": trl_arguments.trl_config(
-            folder, settings, seed=0, temperature=1.0, max_completion=rows.answer, device=device, mixed=not rank
+            folder, settings, seed=0, temperature=1.0, max_completion=rows.answer, device=device, bf16=not rank
         ),
         "peft_config": trl_arguments.lora(AdapterSettings(rank=rank), model),
         "callbacks": callbacks,

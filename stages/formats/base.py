@@ -1,16 +1,15 @@
 """Types of readers, trajectories and dropped records, and functions that several readers share."""
 
 import re
-import tomllib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, SkipValidation, with_config
 
+from composer_stages.data_files import load_toml
 from composer_stages.formats.measurement import MeasuredLog, MeasuredSample
 from composer_stages.formats.reports import Sidecars
 from composer_stages.messages import Message
@@ -22,7 +21,7 @@ Record = dict[str, Any]
 Node = TypeVar("Node", bound=Hashable)
 NumberedRecord = tuple[int, Any]
 """A record and the line where it begins."""
-FIELDS: dict[str, Any] = tomllib.loads(resources.files(__package__).joinpath("fields.toml").read_text("utf-8"))
+FIELDS = load_toml(__package__, "fields.toml")
 """Names in the files of other programs, by format."""
 STRICT = ConfigDict(strict=True, revalidate_instances="always")
 """`reading.check` validates filled instances and converts nothing: 1 is a float, "1" and True are not."""

@@ -41,14 +41,7 @@ class Config(StageConfig):
     def identity(self) -> dict[str, Any]:
         """Replace the paths by the content of the files: the same files elsewhere are the same work."""
         contents = [[source.label, source.sha256] for source in self.sources()]
-        named = {
-            "format": self.format,
-            "model": self.model,
-            "redact": self.redact,
-            "score": self.score,
-            "files": contents,
-        }
-        return named | added_sha256()
+        return self.model_dump(exclude={"paths", "seed"}) | {"files": contents} | added_sha256()
 
     def sources(self) -> "Sequence[Source]":
         """Return the files to read; a saved log counts as one with the files around it."""

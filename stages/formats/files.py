@@ -23,23 +23,16 @@ import pyarrow.parquet as pq
 from composer_stages import json_text
 from composer_stages.errors import BadInput
 from composer_stages.formats import FORMATS
-from composer_stages.formats.base import Drop, NumberedRecord
-from composer_stages.formats.reports import SB_CLI, stem
+from composer_stages.formats.base import FIELDS, Drop, NumberedRecord
+from composer_stages.formats.reports import stem
 from composer_stages.runs import store
 from composer_stages.runs.run import Run
 from composer_stages.words import Sentence, did_you_mean
 
 READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
-OF_A_RUN = (
-    *("report.json", "results.json", "result.json", "results/results.json", "logs/*/report.json"),
-    f"{SB_CLI}/*.json",
-)
+OF_A_RUN: list[str] = FIELDS["sidecars"]["of_a_run"]
 """Patterns of reports below the folder of a run."""
-BESIDE = (
-    *("metadata.json", "{stem}.metadata.json", "{stem}.report.json", "results_*.json", "run_spec.json"),
-    *("run_metadata.json", "{stem}_results.json"),
-    *OF_A_RUN,
-)
+BESIDE: list[str] = FIELDS["sidecars"]["beside"] + OF_A_RUN
 DETAILS = "details"
 """LightEval's folder of details, beside that of results."""
 PARTS = {"role", "prompt_token_ids", "kind"}

@@ -32,16 +32,10 @@ from composer_stages.formats.reports import STATS
 from composer_stages.words import Sentence
 
 NAME = "helm"
-METRICS: list[str] = [*FIELDS["helm"]["metrics"], *FIELDS["helm"]["lower"]]
-LOWER, ABOUT = (frozenset(FIELDS["helm"][name]) for name in ("lower", "about"))
-ADAPTER = (
-    *("method", "instructions", "global_prefix", "chain_of_thought_prefix", "max_eval_instances", "eval_splits"),
-    *("temperature", "max_tokens", "num_outputs", "stop_sequences"),
-)
-"""Settings of how a run asked."""
-MAIN = {"wmt_14": "bleu_4", "real_toxicity_prompts": "toxic_frac", "bold": "toxic_frac"} | dict.fromkeys(
-    FIELDS["helm"]["quasi_exact_match"], "quasi_exact_match"
-)
+NAMES: dict[str, Any] = FIELDS[NAME]
+METRICS: list[str] = [*NAMES["metrics"], *NAMES["lower"]]
+LOWER, ABOUT = (frozenset(NAMES[name]) for name in ("lower", "about"))
+MAIN = {scenario: metric for metric, scenarios in NAMES["main"].items() for scenario in scenarios}
 """The main metric by scenario."""
 
 
@@ -113,7 +107,7 @@ def _log(
         if stat["name"].get("name") in names and stat["name"].get("split") == split and stat.get("mean") is not None
         if not stat["name"].get("perturbation")
     ]
-    adapter = {"num_fewshot": about.get("max_train_instances")} | {name: about.get(name) for name in ADAPTER}
+    adapter = {"num_fewshot": about.get("max_train_instances")} | {name: about.get(name) for name in NAMES["adapter"]}
     return MeasuredLog(
         NAME,
         task=family,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import FIELDS, WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory
 from composer_stages.formats.measurement import (
     Aggregate,
     MeasuredLog,
@@ -25,20 +25,6 @@ from composer_stages.formats.reports import task_of
 from composer_stages.runs import store
 
 NAME = "lighteval"
-
-OF_TASK = (
-    *(
-        "hf_repo",
-        "hf_subset",
-        "hf_revision",
-        "evaluation_splits",
-        "few_shots_split",
-        "few_shots_select",
-        "num_fewshots",
-    ),
-    *("generation_size", "stop_sequence", "num_samples"),
-)
-"""What the configuration of a task says of how it was asked."""
 
 
 def recognises(record: Any) -> bool:
@@ -82,7 +68,7 @@ def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) ->
     # Metrics that are computed together have a direction each.
     directions |= {name: way for found in directions.values() if isinstance(found, dict) for name, way in found.items()}
     settings = {name: general.get(name) for name in ("num_fewshot_seeds", "max_samples", "generation_parameters")}
-    settings |= {name: configured.get(name) for name in OF_TASK}
+    settings |= {name: configured.get(name) for name in FIELDS[NAME]["of_task"]}
     reported = (
         Reported(name, name, float(results[name]), Aggregate.SAMPLES, count=configured.get("effective_num_docs"))
         for name in names

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from composer_stages.formats.base import (
+    FIELDS,
     WITHOUT_TRANSCRIPT,
     Drop,
     NumberedRecord,
@@ -41,22 +42,9 @@ from composer_stages.formats.reports import TIME, task_of, time_of
 NAME = "lm-eval"
 METRICS = ("exact_match", "acc", "acc_norm", "pass@1", "pass_at_1", "f1")
 """Metrics of lines that name none, which older versions wrote."""
-AGGREGATIONS = {
-    "mean": Aggregate.SAMPLES,
-    "nanmean": Aggregate.SAMPLES,
-    "median": Aggregate.MEDIAN,
-    "perplexity": Aggregate.PERPLEXITY,
-    "weighted_perplexity": Aggregate.PERPLEXITY,
-    "bits_per_byte": Aggregate.BITS,
-}
+NAMES: dict[str, Any] = FIELDS[NAME]
+AGGREGATIONS = {name: Aggregate[how] for how, names in NAMES["aggregations"].items() for name in names}
 """How a number is made of documents, by the program's name for it; any other is made of all documents at once."""
-OF_METRIC = {
-    "perplexity": "perplexity",
-    "word_perplexity": "weighted_perplexity",
-    "byte_perplexity": "weighted_perplexity",
-    "bits_per_byte": "bits_per_byte",
-}
-"""The aggregation of a metric whose task declares none; of any other it is the mean."""
 WEIGHTED = frozenset({Aggregate.PERPLEXITY, Aggregate.BITS})
 UNVERSIONED = "Yaml"
 """What stands for the version of a task that declares none."""
@@ -64,13 +52,6 @@ BYPASS = "bypass"
 """The metric of `--predict_only`, which is 999 for every document."""
 KEPT = ("doc_id", "doc", "doc_hash", "prompt_hash", "metrics", *METRICS)
 """What lines of a document's other filters, and those that wait for them, keep beside their metrics."""
-OF_RESULTS = ("chat_template_sha", "system_instruction_sha", "fewshot_as_multiturn")
-OF_CONFIG = (
-    *("doc_to_text", "description", "dataset_path", "dataset_name", "dataset_kwargs", "test_split", "validation_split"),
-    *("fewshot_split", "output_type", "generation_kwargs", "repeats", "filter_list", "target_delimiter"),
-    *("fewshot_delimiter", "gen_prefix"),
-)
-"""What the results say of how a task was asked, and what its configuration does."""
 OF_A_FOLDER = ("model", "sampling", "directions")
 """What the results of another run in the same folder say of a model's samples."""
 FILTERS = "filters"
@@ -166,7 +147,7 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
     kinds, reported = list[ScoreKind](), list[Reported]()
     results = (about.get("results") or {}).get(task) or {}
     for metric, used in names:
-        aggregation = declared.get(metric) or OF_METRIC.get(metric, "mean")
+        aggregation = declared.get(metric) or NAMES["of_metric"].get(metric, "mean")
         how = AGGREGATIONS.get(str(aggregation), Aggregate.OTHER)
         reported_as = f"{metric},{used}"
         name = metric if used == "none" else reported_as
@@ -179,7 +160,8 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
             reported += _of_groups(name, reported_as, task, about)
     shots = about.get("n-shot") or {}
     settings = {**(about.get("sampling") or {}), **({"num_fewshot": {task: shots[task]}} if task in shots else {})}
-    settings |= {name: about.get(name) for name in OF_RESULTS} | {name: config.get(name) for name in OF_CONFIG}
+    settings |= {name: about.get(name) for name in NAMES["of_results"]}
+    settings |= {name: config.get(name) for name in NAMES["of_config"]}
     version = (about.get("versions") or {}).get(task)
     return MeasuredLog(
         NAME,

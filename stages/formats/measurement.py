@@ -11,20 +11,14 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from composer_stages.data_files import load_toml
 from composer_stages.layout import shortened
 from composer_stages.runs import store
 
 REWARD = "reward"
 """The score of a program that has one verdict and no name for it."""
-MAY_BE_LOWER = re.compile(
-    r"(?<![a-z])(perplexity|ppl|nll|neg_log_\w+|(?:log)?loss|entropy|surprisal|bits_per_\w+|bp[bc]|[wctmde]er|rtf|"
-    r"brier|m[as]e|rmse|mape|crps|fid|ece|kl(?:_div)?|divergence|distance|levenshtein|deviation|error_rate|err(?:or)?s?$|"
-    r"wrong|incorrect|mistakes?|miss(?:es|_rate)?|fail(?:ure)?s?(?:_rate)?|failed$|false_(?:positives?|negatives?)|fpr|"
-    r"fnr|bias|stereotype|toxicity|harm(?:ful(?:ness)?)?|unsafe|risk|attack_success\w*|asr|jailbr\w+|refusals?|"
-    r"over_?refusals?|sycophancy|contamination|hallucinat(?:ions?|ed)|regret|regressions?|penalty|violations?|cost|price|"
-    r"latency|seconds|duration|runtime|time|(?<!reciprocal_)rank$|gap$|steps$|turns$|tokens$|retries$)(?![a-z])",
-    re.IGNORECASE,
-)
+LOWER_NAMES = "|".join(load_toml(__package__, "fields.toml")["may_be_lower"])
+MAY_BE_LOWER = re.compile(rf"(?<![a-z])({LOWER_NAMES})(?![a-z])", re.IGNORECASE)
 """Names of metrics of which lower values are better by most definitions. Logs that do not say so are asked about."""
 ENDED_IN_ERROR = (
     r"(?i)^(?:[a-z]+[ _-])*(?:\w*err(?:or)?(?:s|ed)?|\w*time[d _-]*out|\w*exception|crash\w*|cancel\w*|abort\w*|killed|"

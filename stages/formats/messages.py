@@ -6,18 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_stages import json_text
-from composer_stages.formats.base import ImportedTurn
+from composer_stages.formats.base import FIELDS, ImportedTurn
 from composer_stages.messages import OMITTED, Message, MessageParts, ToolCall, thought_of, write
 
-ROLES = {
-    "developer": "system",
-    "function": "tool",
-    "ipython": "tool",
-    "human": "user",
-    "ai": "assistant",
-    "gpt": "assistant",
-    "model": "assistant",
-}
+ROLES = {name: role for role, names in FIELDS["roles"].items() for name in names}
 RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 """Types of Responses items that hold the result of a call."""
 BOOKKEEPING = {"type", "id", "call_id", "status", "output", "outputs", "results"}

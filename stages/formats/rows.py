@@ -16,6 +16,12 @@ from composer_stages.runs import store
 from composer_stages.runs.kinds import ROLLOUT, STEP, Row
 
 USAGE = ("prompt_tokens", "completion_tokens", "cost_usd")
+OF_TRAJECTORY = ("split", "family", "seed", "terminated_by", "wall_s", "submission")
+OF_TURN = (
+    *("commands", "parse_error", "finish_reason", "returncode", "raw_chars", "elided_chars", "logprobs"),
+    *("prompt_tokens", "completion_tokens", "cost_usd", "latency_s", "action"),
+)
+"""Fields that rollouts and steps have as columns of the same names."""
 
 
 class ImportedPayload(RolloutPayload):
@@ -54,12 +60,7 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
         "rollout": {
             **dict.fromkeys(ROLLOUT.columns),
             **identity,
-            "split": trajectory.split,
-            "family": trajectory.family,
-            "seed": trajectory.seed,
-            "terminated_by": trajectory.terminated_by,
-            "wall_s": trajectory.wall_s,
-            "submission": trajectory.submission,
+            **{name: getattr(trajectory, name) for name in OF_TRAJECTORY},
             **usage(trajectory),
             "num_steps": len(trajectory.turns),
             "reward": reward,
@@ -88,16 +89,8 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
 def _measured(trajectory: Trajectory) -> Row:
     """Return what was measured, as `compare` reads it of imported rollouts."""
     measured = trajectory.measured
-    fields: Row = {
-        "item": measured.item,
-        "asked": measured.asked,
-        "epoch": measured.epoch,
-        "weights": measured.weights,
-        "before": measured.before,
-        "attempt": measured.attempt,
-    }
-    fields |= {"reason": measured.reason, "state": measured.state, "log": trajectory.log and trajectory.log.key}
-    return {MEASURED: {"scores": measured.scores, **{name: value for name, value in fields.items() if value}}}
+    fields: Row = {**vars(measured), "log": trajectory.log and trajectory.log.key}
+    return {MEASURED: {name: value for name, value in fields.items() if value or name == "scores"}}
 
 
 def usage(trajectory: Trajectory) -> dict[str, float | None]:
@@ -129,17 +122,7 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
             {
                 **dict.fromkeys(STEP.columns),
                 **identity,
-                "commands": turn.commands,
-                "parse_error": turn.parse_error,
-                "finish_reason": turn.finish_reason,
-                "returncode": turn.returncode,
-                "raw_chars": turn.raw_chars,
-                "elided_chars": turn.elided_chars,
-                "logprobs": turn.logprobs,
-                "prompt_tokens": turn.prompt_tokens,
-                "completion_tokens": turn.completion_tokens,
-                "cost_usd": turn.cost_usd,
-                "latency_s": turn.latency_s,
+                **{name: getattr(turn, name) for name in OF_TURN},
                 "model": trajectory.model,
                 "seed": trajectory.seed,
                 "step": index,
@@ -147,7 +130,6 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
                 "new_messages_json": store.encode(gains[index]).decode(),
                 "num_messages": sizes[index],
                 "state_sha256": digests[index],
-                "action": turn.action,
                 "truncated": None if turn.finish_reason is None else ending_of(turn.finish_reason) in NOT_WHOLE,
                 "observation": "\n".join(message["content"] for message in turn.observed),
                 "capture_level": capture_level(turn),

@@ -8,15 +8,14 @@ import base64
 import binascii
 import math
 import re
-import tomllib
 from collections import Counter
 from contextlib import suppress
-from importlib import resources
 from typing import Any
 
+from composer_stages.data_files import load_toml
 from composer_stages.json_text import MOST_LEVELS, TooDeep
 
-SHAPES: dict[str, list[str]] = tomllib.loads(resources.files(__package__).joinpath("secrets.toml").read_text("utf-8"))
+SHAPES: dict[str, list[str]] = load_toml(__package__, "secrets.toml")
 """By kind, the pattern before a secret, which is kept, and the pattern of the secret."""
 SECRET = re.compile(
     "|".join(

@@ -32,15 +32,8 @@ EXPORTED = "traces.jsonl"
 ENOUGH = 100
 """Rollouts that a collection needs to be judged."""
 MAY_BE_NULL = {
-    "parse_error",
-    "terminated_by",
-    "error_type",
-    "error",
-    "commands",
-    "ground",
-    "hidden_pass",
-    "visible_pass",
-    "hacked",
+    *("parse_error", "terminated_by", "error_type", "error", "commands"),
+    *("ground", "hidden_pass", "visible_pass", "hacked"),
 }
 """Columns that are not counted, as null is an answer there: no error, not ended, no command, not judged."""
 

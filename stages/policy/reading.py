@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from composer_stages import endings
+from composer_stages.data_files import load_toml
 from composer_stages.messages import MessageParts, ToolCall, read as parts_of, thought_of, write
 from composer_stages.policy.base import PolicyConfig, Sample
 from composer_stages.policy.bills import STOPS, completion_tokens, cost, parse, read_charge, short
@@ -37,30 +38,12 @@ class OverlongAnswer(Exception):
         self.sample = sample
 
 
-UNUSABLE: dict[str, tuple[str, bool]] = {
-    "not JSON": ("garbage", True),
-    "not a completion": ("garbage", True),
-    "broken off": ("garbage", True),
-    "no choices": ("no_text", False),
-    "malformed": ("malformed", False),
-    "unknown ending": ("unknown_ending", False),
-}
+TABLE = load_toml(__package__, "reading.toml")
+UNUSABLE: dict[str, tuple[str, bool]] = TABLE["unusable"]
 """Why a body with status 200 is not an answer: the kind of the error, and whether the call is repeated.
 
 A gateway in trouble sends no completion, and will recover. What a model has finished would be bought again as it is.
 """
-THOUGHTS = (
-    "reasoning_content",
-    "reasoning",
-    "reasoning_text",
-    "thinking",
-    "thought",
-    "reasoning_details",
-    "thinking_blocks",
-)
-"""Fields of a message or choice in which servers put what is no part of its answer; the first with text counts."""
-ENDINGS = ("finish_reason", "finishReason", "finish_details", "stop_type", "native_finish_reason", "stop_reason")
-"""Fields of a choice that say why it ended; the last is no reason where the first is there (vLLM: the stop text)."""
 
 
 class UnreadableAnswer(CallError):
@@ -230,7 +213,7 @@ def _unusable(reason: str, message: Sentence, usage: dict[str, Any] | None) -> C
 
 
 def _ending_word(choice: dict[str, Any]) -> str | None:
-    word = next((value for name in ENDINGS if (value := choice.get(name)) not in (None, "")), None)
+    word = next((value for name in TABLE["endings"] if (value := choice.get(name)) not in (None, "")), None)
     word = word.get("type") if isinstance(word, dict) else word
     if word is not None and not isinstance(word, str):
         raise TypeError(f"a finish_reason that is not text: {short(word)}")
@@ -248,7 +231,7 @@ def _logprobs(choice: dict[str, Any]) -> list[float] | None:
 
 def _thoughts(message: dict[str, Any]) -> str | None:
     """Return the reasoning that a server separates from the answer, in a field of its own or in parts of content."""
-    for name in THOUGHTS:
+    for name in TABLE["thoughts"]:
         if not (value := message.get(name)):
             continue
         parts = value if isinstance(value, list) else [value]
@@ -270,16 +253,12 @@ def _spoken(message: dict[str, Any]) -> list[str]:
     return [part.get("text") or part.get("refusal") or "" for part in parts]
 
 
-CALLS = ("tool_use", "tool_call", "function_call")
-"""Types of parts of content that are calls."""
-
-
 def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     calls, content = message.get("tool_calls") or [], message.get("content")
     calls = [calls] if isinstance(calls, dict) else list(calls)
     if not calls and message.get("function_call"):  # as OpenAI had it before there were several calls
         calls = [{"function": message["function_call"]}]
-    parts = [part for part in content if part.get("type") in CALLS] if isinstance(content, list) else []
+    parts = [part for part in content if part.get("type") in TABLE["calls"]] if isinstance(content, list) else []
     calls += [{"arguments": part.get("input"), **part} for part in parts]  # as Anthropic has them
     read = []
     for call in calls:

@@ -156,6 +156,14 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
         )
 
 
+OF_STATE = ("task_id", "rollout_id", "step", "num_steps")
+OF_SAMPLE = (
+    *("reasoning", "served_model", "provider", "finish_reason", "prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("usage_by", "error_type", "error", "attempts", "latency_s"),
+)
+"""Fields that `teacher_action` rows have as columns of the same names."""
+
+
 class TeacherQuestion:
     """One question: a state, a teacher, a sample index.
 
@@ -192,27 +200,13 @@ class TeacherQuestion:
         return {
             "unit_id": self.key,
             "state_sha256": self.state.digest,
-            "task_id": self.state.task_id,
-            "rollout_id": self.state.rollout_id,
-            "step": self.state.step,
-            "num_steps": self.state.num_steps,
+            **{name: getattr(self.state, name) for name in OF_STATE},
             "teacher": self.teacher.name,
             "model": self.teacher.model,
             "sample_idx": self.sample_idx,
             "action": None if sample.error_type else with_thought(sample.text, sample.reasoning),
             "cost_usd": sample.cost_usd if sample.price_known else None,
-            "reasoning": sample.reasoning,
-            "served_model": sample.served_model,
-            "provider": sample.provider,
-            "finish_reason": sample.finish_reason,
-            "prompt_tokens": sample.prompt_tokens,
-            "cached_tokens": sample.cached_tokens,
-            "completion_tokens": sample.completion_tokens,
-            "usage_by": sample.usage_by,
-            "error_type": sample.error_type,
-            "error": sample.error,
-            "attempts": sample.attempts,
-            "latency_s": sample.latency_s,
+            **{name: getattr(sample, name) for name in OF_SAMPLE},
         }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails
 
+from composer_stages.data_files import load_toml
 from composer_stages.diloco.settings import Diloco
 from composer_stages.envs.base import Task
 from composer_stages.envs.config import EnvStageConfig
@@ -278,48 +279,10 @@ else:
     )
 
 
-OURS = {
-    "output_dir": "--out",
-    "resume_from_checkpoint": "--resume",
-    "seed": "seed",
-    "data_seed": "seed",
-    "max_steps": "optimisation.steps",
-    "num_train_epochs": "optimisation.steps",
-    "per_device_train_batch_size": "optimisation.micro_batch",
-    "gradient_accumulation_steps": "optimisation.micro_batch",
-    "steps_per_generation": "optimisation.prompts_per_step",
-    "generation_batch_size": "optimisation.prompts_per_step",
-    "num_generations": "optimisation.generations",
-    "learning_rate": "optimisation.learning_rate",
-    "max_grad_norm": "optimisation.max_grad_norm",
-    "beta": "optimisation.beta",
-    "loss_type": "optimisation.loss_type",
-    "gradient_checkpointing": "optimisation.gradient_checkpointing",
-    "activation_checkpointing": "optimisation.gradient_checkpointing",
-    "save_steps": "optimisation.save_every",
-    "temperature": "policy.temperature",
-    "top_p": "policy.temperature",
-    "top_k": "policy.temperature",
-    "min_p": "policy.temperature",
-    "repetition_penalty": "policy.temperature",
-    "max_completion_length": "policy.max_tokens",
-    "use_cpu": "policy.device",
-    "bf16": "policy.dtype",
-    "fp16": "policy.dtype",
-    "model_init_kwargs": "policy.dtype",
-    "report_to": "report_to",
-}
+TRL_FIELDS = load_toml(__package__, "trl_fields.toml")
+OURS: dict[str, str] = TRL_FIELDS["ours"]
 """Fields of TRL's that a setting of ours sets: users give trl.KEY=VALUE for the others alone."""
-FIXED = frozenset(
-    (
-        *("shuffle_dataset", "remove_unused_columns", "dataloader_drop_last", "save_strategy", "save_total_limit"),
-        *("save_only_model", "load_best_model_at_end", "logging_nan_inf_filter", "logging_steps"),
-        *("logging_strategy", "disable_tqdm", "log_completions", "do_train", "do_eval", "do_predict"),
-        *("eval_strategy", "eval_on_start", "push_to_hub", "use_vllm", "use_transformers_continuous_batching"),
-        *("use_transformers_paged", "generation_kwargs", "trust_remote_code", "auto_find_batch_size", "local_rank"),
-        *("deepspeed", "fsdp", "fsdp_config", "dataloader_pin_memory", "log_level_replica"),
-    )
-)
+FIXED = frozenset(TRL_FIELDS["fixed"])
 """Fields that the rollouts, the records and resuming depend on."""
 
 

@@ -85,10 +85,8 @@ class TrainingJournal:
                 "rollout_id": rollout.rollout_id,
                 "task_id": rollout.task.task_id,
                 "step": hint.turn,
-                "kind": hint.kind,
-                "error": hint.error,
                 "hint": hint.text,
-                "source": hint.source,
+                **{name: getattr(hint, name) for name in ("kind", "error", "source")},
             }
             for rollout, hint in hints
         ]

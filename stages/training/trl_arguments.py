@@ -1,7 +1,7 @@
 """The arguments of TRL's trainer: our settings, the user's `trl.KEY=VALUE`, and peft's configuration of an adapter."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -74,22 +74,18 @@ def trl_config(
     folder: str,
     settings: Optimisation,
     *,
-    seed: int,
     temperature: float,
     max_completion: int,
     device: str,
-    mixed: bool = False,
     processes: int = 1,
-    report_to: Sequence[str] = (),
-    run_name: str | None = None,
     more: Mapping[str, Any] | None = None,
+    **ours: Any,
 ) -> GRPOConfig:
     """Return TRL's configuration for our settings: constant learning rate, checkpoints to resume from.
 
-    max_completion: tokens of a whole rollout after its prompt. mixed: whether float32 weights compute under bfloat16
-    autocast. processes: that share the rollouts of a step. report_to, run_name: backends that training is logged to,
-    and the run's name there. more: further fields of TRL's; `UsageError` for those that do not exist, are ours, or hold
-    what TRL refuses.
+    max_completion: tokens of a whole rollout after its prompt. processes: that share the rollouts of a step. more:
+    further fields of TRL's, by users; `UsageError` for those that do not exist, are ours, or hold what TRL refuses.
+    ours: other fields, by TRL's names.
     """
     rollouts = settings.prompts_per_step * settings.generations // processes
     micro = min(settings.micro_batch or rollouts, rollouts)
@@ -108,21 +104,19 @@ def trl_config(
         "max_completion_length": max_completion,
         "gradient_checkpointing": bool(settings.gradient_checkpointing),
         "use_cpu": device == "cpu",
-        "bf16": mixed,
-        "seed": seed,
         "shuffle_dataset": False,
         "save_steps": settings.save_every,
         "save_total_limit": kept_checkpoints(settings.save_every) if settings.stop_on_collapse else 2,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,  # which logs the mean of earlier steps in place of a loss that is no number
-        "report_to": list(report_to),
-        "run_name": run_name,
+        "report_to": [],
         "project": PROJECT,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_pin_memory": device != "cpu",
         "log_completions": False,
         "log_level_replica": "error",
+        **ours,
     }
     config = checked_config(defaults, more or {})
     if config.num_iterations < 1:
@@ -138,13 +132,13 @@ def trl_arguments(plan: TrainPlan, folder: Path, mixed: bool = False) -> GRPOCon
     return trl_config(
         str(folder),
         config.optimisation,
-        seed=config.seed,
         temperature=config.policy.temperature,
         max_completion=plan.max_completion,
         device=plan.device,
-        mixed=mixed,
         processes=plan.processes,
-        report_to=config.report_to,
+        seed=config.seed,
+        bf16=mixed,
+        report_to=list(config.report_to),
         run_name=config.label(),
         more=(TRUNCATED if config.policy.served else {}) | config.trl,
     )
