@@ -77,7 +77,9 @@ def _write_model(run: Run, info: "CheckpointInfo", folder: Path) -> None:
     if base.is_file():
         store.write_json(base, _without_folders(store.read_json(base)))
     published = _write_about(run, folder)
-    card = model_card(published, info, base=named, adapter=adapter)
+    library, loader = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
+    # The hub id of the model that training began with, if it has one, is the card's base.
+    card = _card(published, info=info, base=named, adapter=adapter, library=library, loader=loader)
     store.write_sealed(folder / "README.md", escape_control_characters(card).encode())
 
 
@@ -130,12 +132,6 @@ def _relative(text: str) -> str:
         if folder != Path("/"):
             text = re.sub(re.escape(str(folder)) + r"(?![\w.-])", sign, text)
     return text
-
-
-def model_card(published: Mapping[str, Any], info: "CheckpointInfo", *, base: str | None, adapter: bool) -> str:
-    """Return the card of a trained model. `base`: the hub id of the model that training began with, if it has one."""
-    library, loader = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
-    return _card(published, info=info, base=base, adapter=adapter, library=library, loader=loader)
 
 
 def dataset_card(published: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:

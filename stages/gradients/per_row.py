@@ -16,6 +16,7 @@ Shapes: B rows, T tokens, I inputs, O outputs, n numbers of one module, N of all
 R rows of all batches, H width, V vocabulary, own: a batch's own tokens.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,12 +114,19 @@ def collate(rows: Sequence[TokenRow], pad_id: int = 0, extra_pads: int = 0) -> T
     )
 
 
-def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group indices into batches of similar length, each of at most `max_tokens` padded tokens, at least one row."""
+def by_length(
+    lengths: Sequence[int], most: int, cost: Callable[[int], int] = int, alike: float = math.inf
+) -> list[list[int]]:
+    """Group indices into batches of similar length, each of at most `most` padded tokens, at least one row.
+
+    cost: of a row padded to a length, where that is not the length. alike: no row is padded to more than this times its
+    length.
+    """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         # In order of length a row is the longest of its batch so far, which decides the batch's padded tokens.
-        if batches and (len(batches[-1]) + 1) * lengths[index] <= max_tokens:
+        fits = bool(batches) and lengths[index] <= alike * lengths[batches[-1][0]]
+        if fits and (len(batches[-1]) + 1) * cost(lengths[index]) <= most:
             batches[-1].append(index)
         else:
             batches.append([index])

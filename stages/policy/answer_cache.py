@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from composer_stages.errors import UsageError
 from composer_stages.redaction import redacted_bytes
@@ -42,6 +42,7 @@ MOST_PATH_BYTES = 490
 FILES = 4
 """The files that SQLite opens at once: the database, its log, the log's index, the folder."""
 Report = Callable[[str], None]
+Value = TypeVar("Value")
 
 
 class AnswerCache:
@@ -74,14 +75,7 @@ class AnswerCache:
     def get(self, key: str) -> bytes | None:
         """Return the answer of a key; None if the cache has none, or a damaged one."""
         for file in reversed(self._files):
-            try:
-                row = file.get(key)
-            except FAILURES as error:
-                if not _is_damage(error, file.path):
-                    raise _machine_error(error, file.path) from None
-                self._report_damage(key, Sentence("policy.cached-answer-unreadable", path=file.path, error=str(error)))
-                continue
-            if row is None:
+            if (row := self._read(file, file.get, key)) is None:
                 continue
             if _is_whole(key, *row):
                 return bytes(row[0])
@@ -92,15 +86,17 @@ class AnswerCache:
         """Return the keys that continue this one behind a colon; damage to where they stand hides them."""
         found: list[str] = []
         for file in self._files:
-            try:
-                found += file.keys(begin)
-            except FAILURES as error:
-                if not _is_damage(error, file.path):
-                    raise _machine_error(error, file.path) from None
-                self._report_damage(
-                    begin, Sentence("policy.cached-answer-unreadable", path=file.path, error=str(error))
-                )
+            found += self._read(file, file.keys, begin) or []
         return found
+
+    def _read(self, file: "_File", read: Callable[[str], Value], key: str) -> Value | None:
+        """Return what `read` gives for a key; None, with a report, where the file is damaged there."""
+        try:
+            return read(key)
+        except FAILURES as error:
+            _require_damage(error, file.path)
+            self._report_damage(key, Sentence("policy.cached-answer-unreadable", path=file.path, error=str(error)))
+            return None
 
     def replace(self, key: str) -> None:
         """Let the next answer of a key replace the stored answer, as for a damaged one."""
@@ -120,8 +116,7 @@ class AnswerCache:
                 if all(self._readable(file, key) for key, _ in rows):
                     return
         except FAILURES as error:
-            if not _is_damage(error, file.path):
-                raise _machine_error(error, file.path) from None
+            _require_damage(error, file.path)
             why = str(error)
         self._report(Sentence("policy.cache-file-replaced", path=file.path, why=why))
         self._begin_another()
@@ -136,8 +131,7 @@ class AnswerCache:
         try:
             self._files.append(_File(path, number))
         except FAILURES as error:
-            if not _is_damage(error, path):
-                raise _machine_error(error, path) from None
+            _require_damage(error, path)
             self._report(Sentence("policy.cache-file-damaged", path=path, error=str(error)))
 
     def _begin_another(self) -> None:
@@ -231,15 +225,17 @@ def _is_whole(key: str, answer: Any, sha256: Any) -> bool:
     return isinstance(answer, bytes) and sha256 == _digest(key, answer)
 
 
-def _machine_error(error: Exception, path: Path) -> Exception:
-    """Return SQLite's error, or EMFILE if too many files are open, which SQLite does not report."""
+def _require_damage(error: Exception, path: Path) -> None:
+    """Raise SQLite's error about the machine, or EMFILE if too many files are open, which SQLite does not report."""
+    if _is_damage(error, path):
+        return
     try:
         opened = len(os.listdir("/proc/self/fd"))
     except OSError as failure:
-        return OSError(failure.errno, failure.strerror, str(path))
+        raise OSError(failure.errno, failure.strerror, str(path)) from None
     if opened + FILES > resource.getrlimit(resource.RLIMIT_NOFILE)[0]:
-        return OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
-    return error
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path)) from None
+    raise error
 
 
 def _is_damage(error: Exception, path: Path) -> bool:

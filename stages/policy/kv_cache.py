@@ -157,17 +157,8 @@ class Rows:
 
     def _pass(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Float[Tensor, "b v"]:
         raise_if_stopped()
-        out = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        self._cache = out.past_key_values
+        logits, self._cache = _behind(self.model, self._cache, ids, positions, mask)
         self.extent.length += ids.shape[1]
-        logits: Tensor = out.logits[:, -1]
         return logits
 
     def forget_step(self) -> None:
@@ -222,6 +213,19 @@ class Rows:
                     table[:, :, :used] = source[places[:, None], :, columns].transpose(1, 2)
                 origin.keys = origin.values = None
         self.extent.length = used
+
+
+def _behind(model: Any, cache: Any, ids: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Any]:
+    """Return the logits behind the last token of each row, and the cache with all of them."""
+    out = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return out.logits[:, -1], out.past_key_values
 
 
 # A token on a GPU
@@ -280,18 +284,9 @@ class FixedStep:
         extent = self._extent
         extent.window, extent.column = self.window, self._column
         try:
-            out = self._model(
-                input_ids=self._ids,
-                attention_mask=self._bias,
-                position_ids=self._positions,
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+            return _behind(self._model, self._cache, self._ids, self._positions, self._bias)[0]
         finally:
             extent.column = None
-        logits: Tensor = out.logits[:, -1]
-        return logits
 
 
 def can_replay(model: Any) -> bool:

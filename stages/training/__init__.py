@@ -28,6 +28,6 @@ rollout_gradients.py - the gradient of each rollout, its cosine with the hack di
 report.py - what a training records of its steps, what a finished one writes, the table in report.txt
 
 docs/architecture.md follows one step through five of these files. After a kill `TrainingSession.fit` in assembly.py
-resumes from the newest checkpoint that checkpoints.py has sealed. A new channel takes a class and an entry in
-`CHANNELS` (CONTRIBUTING.md).
+resumes from the newest checkpoint that checkpoints.py has sealed. A new channel takes a class and a table in
+channels/channels.toml (CONTRIBUTING.md).
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from composer_stages.backends.ranks import Ranks
 from composer_stages.errors import BadInput
@@ -59,9 +59,7 @@ class SourcesFollow(TrainerCallback):
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Give the followers the model that training starts from."""
         # Not earlier: only now the model has its adapter, and the weights of the checkpoint that it resumes from.
         for follower in self._channels.followers:
@@ -72,7 +70,7 @@ class SourcesFollow(TrainerCallback):
         for follower in self._channels.followers:
             follower.after_step(kwargs["model"])
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the followers' state in the first process."""
         if state.is_world_process_zero:
             for follower in self._channels.followers:
@@ -93,7 +91,7 @@ class Supervision(SourcesFollow):
         self._folder, self._ranks = folder, ranks or Ranks()
         self._written_at = float("-inf")
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Seal the checkpoint, after everything else of it has been written."""
         # Waits until each process has written its random states.
         rollouts = self._ranks.gather(self._rollouts.state())
@@ -104,7 +102,7 @@ class Supervision(SourcesFollow):
         state_dict = {"channels": self._channels.state(), "rollouts": rollouts}
         store.seal_folder(folder, {"step": state.global_step, **state_dict})
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the log history to metrics.jsonl."""
         # The whole file is written anew, so not after every step: tiny models take thousands of steps.
         if self._ranks.first and time.monotonic() - self._written_at >= METRICS_EVERY_S:
@@ -135,7 +133,7 @@ class KeptCheckpoints(TrainerCallback):
     def __init__(self, out: RunWriter, student: Student, interval: int) -> None:
         self._folder, self._student, self._every = out.scratch(KEPT), student, interval
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the model; a step that is taken again after a resume replaces its first copy."""
         if state.global_step % self._every:
             return

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from composer_stages.backends.ranks import Ranks
 from composer_stages.policy.base import NotFinite
@@ -144,19 +144,15 @@ class Watch(TrainerCallback):
         self._out, self._ranks, self._stop = out, ranks, stop
         self.course, self.stopped, self.step = Course(rollouts, ordered), False, 0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Record the number of the step, for the message of an error in it."""
         self.step = state.global_step + 1
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Raise `NotFinite` before a checkpoint is sealed whose weights are no numbers."""
         self._require_finite(kwargs["model"])
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Raise `NotFinite` before a model is kept whose weights are no numbers."""
         self._require_finite(kwargs["model"])
 
@@ -164,15 +160,13 @@ class Watch(TrainerCallback):
         if problem := next(filter(None, self._ranks.gather(not_finite(model))), None):
             raise NotFinite(f"of the weights {problem}.")
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Take the steps of earlier attempts, which were warned of then."""
         for row in state.log_history:
             if "loss" in row:
                 self.course.add(row)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Check the metrics that were logged for a step."""
         if "loss" not in (row := state.log_history[-1]):
             return

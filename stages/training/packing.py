@@ -9,12 +9,12 @@ It is a kind of attention that models of `transformers` can be set to (Attention
 a pass that brings `packed`. Models whose layers do not all attend through `sdpa` to all earlier tokens cannot.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -24,13 +24,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from composer_stages.gradients.per_row import by_length
 from composer_stages.policy.kv_cache import SCALED_DOT_PRODUCT
 
 try:
     from torch.nn.attention import varlen
 except ImportError:  # before torch 2.10
     varlen = None  # type: ignore[assignment]
-Item = TypeVar("Item")
 Family = tuple[list[int], Sequence[list[int]]]
 """A prompt and the branches behind it, as token ids."""
 NAME = "composer_packed"
@@ -55,20 +55,6 @@ def on_device(parts: Sequence[Int[Tensor, "..."]], device: torch.device) -> list
         flat = flat.pin_memory()
     pieces = flat.to(device, non_blocking=True).split([part.numel() for part in parts])
     return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-
-
-def by_length(
-    items: Sequence[Item], length: Callable[[Item], int], cost: Callable[[int], int], most: int
-) -> list[list[Item]]:
-    """Group items of like length; `cost` is that of one item padded to a length, `most` the limit of a group's cost."""
-    groups: list[list[Item]] = []
-    for item in sorted(items, key=length):  # the next item is the longest of its group
-        fits = bool(groups) and length(item) <= ALIKE * length(groups[-1][0])
-        if fits and cost(length(item)) * (len(groups[-1]) + 1) <= most:
-            groups[-1].append(item)
-        else:
-            groups.append([item])
-    return groups
 
 
 class Segment(NamedTuple):
@@ -298,10 +284,10 @@ def padded(
     num_padded = 0
     for behind in (False, True):
         kind = [segment for segment in segments if bool(segment.prompt_length) == behind]
-        for bucket in by_length(
-            kind, lambda segment: segment.length + segment.prompt_length, lambda length: length**2, MAX_SCORES
-        ):
-            start, length, prompt, prompt_length = torch.tensor(bucket)[..., None].unbind(1)  # [B, 1] each
+        lengths_of_kind = [segment.length + segment.prompt_length for segment in kind]
+        for bucket in by_length(lengths_of_kind, MAX_SCORES, lambda length: length**2, ALIKE):
+            table = torch.tensor([kind[index] for index in bucket])
+            start, length, prompt, prompt_length = table[..., None].unbind(1)  # [B, 1] each
             positions = _positions(start, length)
             seen = torch.cat([_positions(prompt, prompt_length), positions], 1) if behind else positions
             real = (torch.arange(positions.shape[1]) < length).flatten().nonzero()[:, 0]

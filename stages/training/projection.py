@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from composer_stages.gradients.basis import layer_linears
 from composer_stages.runs.kinds import Row
@@ -101,7 +101,7 @@ class ProjectionCallback(TrainerCallback):
         self._out = out
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+        self, args: Any, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         """Find the weights or adapters, which exist by now, and keep this process' share of the directions."""
         toward, removed = self._whole
@@ -113,9 +113,7 @@ class ProjectionCallback(TrainerCallback):
         self._whole = ({}, {})
 
     @torch.no_grad()
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Project the gradients: called between clipping and the optimiser's step."""
         measured_linears = []
         for linear, toward, removed in zip(self._linears.values(), self._toward, self._removed, strict=True):
@@ -143,9 +141,7 @@ class ProjectionCallback(TrainerCallback):
             linear.remember()
 
     @torch.no_grad()
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Project the update right after the optimiser's step: descents, -(W' - W), point as gradients do."""
         measured = []
         for linear, toward, removed in zip(self._linears.values(), self._toward, self._removed, strict=True):

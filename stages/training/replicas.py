@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from composer_stages.diloco import arrays, rounds
 from composer_stages.diloco.arrays import Fragments
@@ -87,9 +87,7 @@ class OuterSteps(TrainerCallback):
         self.finished = False
         """Whether all rounds are held."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Join the others, with the weights of the checkpoint in the model. Raises `AllRoundsDone`."""
         replica, settings, parameters = self._replica, self._replica.settings, trained(kwargs["model"])
         fragments = Fragments(arrays.shapes(parameters), settings.fragments)
@@ -107,7 +105,7 @@ class OuterSteps(TrainerCallback):
         if self.finished:
             raise AllRoundsDone
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count the step, and hold a round that is due."""
         if self._loop is None:
             return
@@ -118,7 +116,7 @@ class OuterSteps(TrainerCallback):
         self.finished = self._loop.finished
         control.should_training_stop |= self.finished
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the position in the round, before `Supervision` marks the checkpoint as complete."""
         if self._loop is not None:
             position, residual = self._loop.saved()

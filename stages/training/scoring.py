@@ -17,10 +17,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from trl.kernels import ChunkedLogProbFunction
 
+from composer_stages.gradients.per_row import by_length
 from composer_stages.losses.tokens import Head, Predictors, widened
 from composer_stages.policy import adapters, small_models, trials
 from composer_stages.training.config import SCORED_TOKENS, VOCABULARY_CHUNK
-from composer_stages.training.packing import by_length, on_device, predicting
+from composer_stages.training.packing import ALIKE, on_device, predicting
 
 PACKED, BATCHED, PADDED, HEAD = "packed", "batched", "padded", "head"
 CPU_VOCABULARY_CHUNK = 8192
@@ -126,23 +127,18 @@ def _separately(model: Any, trees: Sequence[Tree], batched: float, logits: bool)
 
     batched: tokens of the longest rows that are batched. logits: whether to return the model's logits.
     """
-    rows = list(enumerate((tree.prompt, branch) for tree in trees for branch in tree.branches))
+    rows = [(tree.prompt, branch) for tree in trees for branch in tree.branches]
     device = next(model.parameters()).device
     parts, order = list[Tensor](), list[int]()
-    for bucket in by_length(
-        rows,
-        lambda row: sum(map(len, row[1])),
-        lambda length: length if length <= batched else SCORED_TOKENS,
-        SCORED_TOKENS,
-    ):
+    lengths = [len(prompt) + len(branch) for prompt, branch in rows]
+    for numbers in by_length(lengths, SCORED_TOKENS, lambda n: n if n <= batched else SCORED_TOKENS, ALIKE):
+        bucket = [rows[number] for number in numbers]
         # Nothing is predicted from a last token, but a row that goes alone may switch by its whole length.
-        ends = [None if len(prompt) + len(branch) > batched else -1 for _, (prompt, branch) in bucket]
-        inputs = [prompt + branch[:end] for end, (_, (prompt, branch)) in zip(ends, bucket, strict=True)]
+        ends = [None if lengths[number] > batched else -1 for number in numbers]
+        inputs = [prompt + branch[:end] for end, (prompt, branch) in zip(ends, bucket, strict=True)]
         width = max(map(len, inputs))
         places = [
-            row * width + len(prompt) - 1 + i
-            for row, (_, (prompt, branch)) in enumerate(bucket)
-            for i in range(len(branch))
+            row * width + len(prompt) - 1 + i for row, (prompt, branch) in enumerate(bucket) for i in range(len(branch))
         ]
         padded = torch.tensor([row + [0] * (width - len(row)) for row in inputs], dtype=torch.long)
         ids, positions = on_device([padded, torch.tensor(places)], device)
@@ -151,7 +147,7 @@ def _separately(model: Any, trees: Sequence[Tree], batched: float, logits: bool)
         out = compute(input_ids=ids, use_cache=False)
         hidden = out.logits if logits else out.last_hidden_state  # [B, T, H]
         parts.append(hidden.flatten(0, 1).index_select(0, positions))
-        order += [number for number, (_, branch) in bucket for _ in branch]
+        order += [number for number in numbers for _ in rows[number][1]]
     # Buckets are in order of length: a stable order of the rows' numbers puts their tokens back.
     [index] = on_device([torch.tensor(order).argsort(stable=True)], device)
     return torch.cat(parts).index_select(0, index)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from composer_stages.data_files import load_toml
 from composer_stages.registry import Registry
 
 if TYPE_CHECKING:
@@ -49,45 +50,7 @@ class ChannelSpec:
 
 CHANNELS = Registry[ChannelSpec](
     "composer.channels",
-    {
-        "dpo": ChannelSpec(
-            "composer_stages.training.channels.pairs:Dpo",
-            "Direct preference optimisation on extracted pairs.",
-            needs=("pairs", "reference"),
-            columns={"accuracy": "dpo acc"},
-        ),
-        "simpo": ChannelSpec(
-            "composer_stages.training.channels.pairs:Simpo",
-            "SimPO on extracted pairs: length-averaged, without a reference.",
-            needs=("pairs",),
-        ),
-        "sft": ChannelSpec(
-            "composer_stages.training.channels.pairs:Sft",
-            "Cross-entropy on the chosen action of extracted pairs.",
-            needs=("pairs",),
-        ),
-        "sdpo": ChannelSpec(
-            "composer_stages.training.channels.hints:Sdpo",
-            "Self-distillation: the model's own hint-conditioned distribution teaches it at the faulty turn.",
-            needs=("hints",),
-        ),
-        "taid": ChannelSpec(
-            "composer_stages.training.channels.rollouts:Taid",
-            "Distillation towards a target that moves from the student to a teacher model, on the student's own "
-            "actions.",
-            needs=("teacher", "distributions"),
-        ),
-        "eopd": ChannelSpec(
-            "composer_stages.training.channels.rollouts:Eopd",
-            "Entropy-aware on-policy distillation from a teacher model, on the student's own actions.",
-            needs=("teacher", "distributions"),
-        ),
-        "opd": ChannelSpec(
-            "composer_stages.training.channels.opd:Opd",
-            "On-policy distillation from frozen teachers, routed by task or averaged, on the student's own actions.",
-            needs=("teacher", "teachers"),
-        ),
-    },
+    {name: ChannelSpec(**about) for name, about in load_toml(__package__, "channels.toml").items()},
     kind=ChannelSpec,
 )
 """All channels by name, in the order of settings, losses and columns; an entry point names a spec."""

@@ -28,6 +28,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from composer_stages.gradients.per_row import by_length
 from composer_stages.training import packing
 from composer_stages.training.channels.rollouts import OwnRollout
 from composer_stages.training.scoring import Tree, logits, predictors, score, score_together, token_log_probs
@@ -296,8 +297,8 @@ def test_packing_leaves_generation_and_saving_unchanged(tmp_path: Any) -> None:
 
 
 def test_segments_of_like_length_attend_together() -> None:
-    groups = packing.by_length([10, 3, 4, 15, 16, 2], lambda length: length, lambda length: length**2, 500)
-    assert groups == [[2, 3], [4], [10, 15], [16]]
+    groups = by_length([10, 3, 4, 15, 16, 2], 500, lambda length: length**2, packing.ALIKE)
+    assert groups == [[5, 1], [2], [0, 3], [4]]
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
