@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from composer_stages.runs.kinds import EVAL_ITEM, Row
-from composer_stages.runs.queries.views import _prompt, open_views, rows_of
+from composer_stages.runs.queries.views import SQL, _prompt, open_views, rows_of
 from composer_stages.runs.run import Run
 
 Side = Literal["", "first", "second", "equal"]
@@ -43,19 +43,8 @@ def tasks(
     with open_views(run) as (connection, views, _):
         if EVAL_ITEM.name not in views:
             return TaskPage(0, 0, 0, 0, 0, [])
-        # count(passed) leaves out null: an item that could not be graded is neither passed nor failed.
-        sides = (
-            "SELECT task_id, any_value(family) AS family, "
-            "count(*) FILTER (passed AND arm = $first) AS first_passed, "
-            "count(passed) FILTER (arm = $first) AS first_scored, "
-            "count(*) FILTER (passed AND arm = $second) AS second_passed, "
-            "count(passed) FILTER (arm = $second) AS second_scored, "
-            "second_passed / nullif(second_scored, 0) - first_passed / nullif(first_scored, 0) AS difference "
-            "FROM eval_item WHERE arm IN ($first, $second) GROUP BY task_id"
-        )
         connection.execute(
-            f"CREATE TEMP TABLE sides AS SELECT * FROM ({sides}) WHERE $family IN ('', family) AND "
-            "contains(lower(task_id || ' ' || coalesce(family, '')), $text)",
+            SQL["arms"]["sides"],
             {"first": first, "second": second, "family": filters.family, "text": filters.text.lower()},
         )
         counted = ", ".join(f"count(*) FILTER ({SIDES[side]})" for side in ("first", "second", "equal", filters.side))
@@ -64,13 +53,8 @@ def tasks(
             connection,
             f"SELECT * FROM sides WHERE {SIDES[filters.side]} ORDER BY abs(difference) DESC NULLS LAST, difference, "
             f"task_id LIMIT {int(size)} OFFSET {int(offset)}",
-            [],
         )
-        question = (
-            "SELECT DISTINCT ON (task_id) task_id, transcript_json, steps_json FROM eval_item "
-            "WHERE transcript_json IS NOT NULL AND task_id IN (SELECT unnest(?))"
-        )
-        stored = connection.execute(question, [[row["task_id"] for row in rows]]).fetchall()
+        stored = connection.execute(SQL["arms"]["tasks_begin"], [[row["task_id"] for row in rows]]).fetchall()
     prompts = {task: _prompt(*texts) for task, *texts in stored}
     return TaskPage(
         firsts, seconds, equal, total, offset, [{**row, "prompt": prompts.get(row["task_id"])} for row in rows]
@@ -82,13 +66,8 @@ def families(run: Run) -> list[Row]:
     with open_views(run) as (connection, views, _):
         if EVAL_ITEM.name not in views:
             return []
-        question = (
-            "WITH tasks AS (SELECT family, task_id, arm, avg(CAST(passed AS INT)) AS rate FROM eval_item GROUP BY ALL) "
-            "SELECT family, arm, avg(rate) AS rate, count(*) AS num_tasks FROM tasks WHERE family IS NOT NULL "
-            "GROUP BY family, arm ORDER BY family, arm"
-        )
         totals: dict[str, Row] = {}
-        for row in rows_of(connection, question, []):
+        for row in rows_of(connection, SQL["arms"]["families"]):
             family = totals.setdefault(row["family"], {"family": row["family"], "num_tasks": 0, "rates": {}})
             family["num_tasks"] = max(family["num_tasks"], row["num_tasks"])
             family["rates"][row["arm"]] = row["rate"]

@@ -2,28 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from composer_stages.messages import Message
 from composer_stages.runs.kinds import CONTINUATION, PAIR, STATE, Row
-from composer_stages.runs.queries.views import open_views, rows_of
+from composer_stages.runs.queries.views import SQL, open_views, rows_of
 from composer_stages.runs.run import Run
-
-ACTION = (
-    "coalesce(nullif(regexp_extract({0}, "
-    # of a block or a call: its first word, past `cd FOLDER &&`
-    "'(?:```[a-z]*\\s+|<function=|\"name\":\\s*\")(?:cd\\s+\\S+\\s*&&\\s*)?([\\w./-]+)', 1), ''), 'text')"
-)
-"""The kind of an action as SQL: the first word of its command, the name of the tool that it calls, or `text`."""
-FACETS = {
-    "rule": "rule",
-    "teacher": "unnest(list_distinct(list_append(coalesce(chosen_by, []), rejected_by)))",
-    "family": "family",
-    "action": "unnest(list_distinct([chosen_action, rejected_action]))",
-}
-"""The values by which pairs are filtered, as SQL over `listed`."""
 
 
 @dataclass(frozen=True)
@@ -58,41 +43,17 @@ def pairs(run: Run, filters: PairFilter = PairFilter(), offset: int = 0, size: i
     if not run.holds(PAIR):
         return None
     with open_views(run) as (connection, _, _):
-        connection.execute(
-            "CREATE TEMP TABLE listed AS SELECT pair_id, rule, family, chosen_by, rejected_by, file_row, "
-            f"{ACTION.format('chosen')} AS chosen_action, {ACTION.format('rejected')} AS rejected_action FROM pair"
-        )
-        where, values = ["true"], list[Any]()
-        for name, value in (("rule", filters.rule), ("family", filters.family)):
-            where += [f"{name} = ?"] if value else []
-            values += [value] if value else []
-        if filters.teacher:
-            where.append("(rejected_by = ? OR list_contains(chosen_by, ?))")
-            values += [filters.teacher] * 2
-        if filters.action:
-            where.append("(chosen_action = ? OR rejected_action = ?)")
-            values += [filters.action] * 2
+        kinds = {f"{name}_action": SQL["expressions"]["action"].format(name) for name in ("chosen", "rejected")}
+        connection.execute(SQL["pairs"]["listed"].format(**kinds))
+        values = {name: value for name, value in vars(filters).items() if name != "text"}
+        connection.execute(SQL["pairs"]["fitting"], values)
         if filters.text:
-            where.append(
-                "file_row IN (SELECT file_row FROM pair WHERE contains(lower(concat_ws(' ', pair_id, rollout_id, "
-                "task_id, chosen, rejected)), ?))"
-            )
-            values.append(filters.text.lower())
-        connection.execute(f"CREATE TEMP TABLE fitting AS FROM listed WHERE {' AND '.join(where)}", values)
+            connection.execute(SQL["pairs"]["without_text"], [filters.text.lower()])
         ((total,),) = connection.execute("SELECT count(*) FROM fitting").fetchall()
-        on_page = f"SELECT * FROM fitting ORDER BY file_row LIMIT {int(size)} OFFSET {int(offset)}"
-        rows = rows_of(
-            connection,
-            f"SELECT pair.*, chosen_action, rejected_action FROM pair JOIN ({on_page}) AS here USING (file_row) "
-            "ORDER BY file_row",
-            [],
-        )
+        rows = rows_of(connection, SQL["pairs"]["page"], {"size": size, "offset": offset})
         facets = {
-            name: connection.execute(
-                f"SELECT value, count(*) FROM (SELECT {sql} AS value FROM listed) WHERE value IS NOT NULL "
-                "GROUP BY value ORDER BY count(*) DESC, value LIMIT 200"
-            ).fetchall()
-            for name, sql in FACETS.items()
+            name: connection.execute(SQL["pairs"]["counted"].format(facet=facet)).fetchall()
+            for name, facet in SQL["pairs"]["facets"].items()
         }
     return PairPage(total, offset, rows, facets)
 
@@ -105,8 +66,9 @@ def state_messages(run: Run, pairs: Sequence[Row]) -> dict[str, list[Message]]:
         before = dict(connection.execute("SELECT state_id, before_id FROM state").fetchall())
         chains = {pair["pair_id"]: _chain(pair["state_id"], before) for pair in pairs}
         needed = list({name for chain in chains.values() for name in chain})
-        question = "SELECT state_id, kept_messages, new_messages_json FROM state WHERE state_id IN (SELECT unnest(?))"
-        rows = {name: (index, text) for name, index, text in connection.execute(question, [needed]).fetchall()}
+        rows = {
+            name: (index, text) for name, index, text in connection.execute(SQL["pairs"]["states"], [needed]).fetchall()
+        }
     conversations = {}
     for pair_id, chain in chains.items():
         messages = list[Message]()
@@ -131,9 +93,5 @@ def continuations(run: Run, states: Sequence[str]) -> dict[tuple[str, str], tupl
     with open_views(run) as (connection, views, _):
         if CONTINUATION.name not in views:
             return {}
-        question = (
-            "SELECT state_sha256, action, count(*) FILTER (passed), count(passed) FROM continuation "
-            "WHERE state_sha256 IN (SELECT unnest(?)) GROUP BY ALL"
-        )
-        rows = connection.execute(question, [list(states)]).fetchall()
+        rows = connection.execute(SQL["pairs"]["continuations"], [list(states)]).fetchall()
     return {(state, action): (passed, graded) for state, action, passed, graded in rows}

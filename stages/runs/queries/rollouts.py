@@ -10,7 +10,7 @@ import duckdb
 
 from composer_stages.runs import store
 from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT, STEP, TASK, Row
-from composer_stages.runs.queries.views import ID_AND_REWARD, LISTED, OUTCOME, open_views, prompts_of, rows_of
+from composer_stages.runs.queries.views import ID_AND_REWARD, LISTED, OUTCOME, SQL, open_views, prompts_of, rows_of
 from composer_stages.runs.run import Run
 
 Reward = Literal["", "passed", "failed", "none"]
@@ -105,7 +105,7 @@ def matrix(run: Run, offset: int = 0, size: int = 50) -> TaskMatrix:
         ((total,),) = connection.execute(f"SELECT count(DISTINCT task_id) FROM {name}").fetchall()
         some = f"SELECT DISTINCT task_id FROM {name} ORDER BY task_id LIMIT {int(size)} OFFSET {int(offset)}"
         question = f"SELECT id, task_id, arm, reward, outcome FROM ({LISTED[name]}) WHERE task_id IN ({some})"
-        items = rows_of(connection, f"{question} ORDER BY task_id, arm, seed, sample_idx, file_row", [])
+        items = rows_of(connection, f"{question} ORDER BY task_id, arm, seed, sample_idx, file_row")
     rows: dict[str, dict[str | None, list[Row]]] = {}
     for row in items:
         rows.setdefault(row["task_id"], {}).setdefault(row["arm"], []).append(row)
@@ -117,9 +117,7 @@ def task_counts(run: Run) -> list[tuple[str, str | None, int, int]]:
     with open_views(run) as (connection, _, name):
         if name != ROLLOUT.name:
             return []
-        counted = "count(reward), count(*) FILTER (reward >= 1)"
-        question = f"SELECT task_id, any_value(family), {counted} FROM rollout GROUP BY task_id ORDER BY min(file_row)"
-        return connection.execute(question).fetchall()
+        return connection.execute(SQL["rollouts"]["tasks"]).fetchall()
 
 
 def short_ids(run: Run, ids: Sequence[str]) -> list[str]:
@@ -188,13 +186,8 @@ def rollout(run: Run, rollout_id: str) -> tuple[Row | None, list[Row]]:
                 question = "SELECT * FROM step WHERE file_row BETWEEN ? AND ? AND rollout_id = ? ORDER BY step"
                 steps = rows_of(connection, question, [first, last, rollout_id])
         if step_rows and {ORIGIN.name, TASK.name} <= views:
-            question = (
-                "SELECT file, line, extra_json, json_extract_string(data_json, '$.target') AS target "
-                "FROM origin LEFT JOIN task ON task_id = ? WHERE rollout_id = ? LIMIT 1"
-            )
-            step_rows = [
-                step_rows[0] | more for more in rows_of(connection, question, [step_rows[0]["task_id"], rollout_id])
-            ] or step_rows
+            origins = rows_of(connection, SQL["rollouts"]["target"], [step_rows[0]["task_id"], rollout_id])
+            step_rows = [step_rows[0] | more for more in origins] or step_rows
     return (step_rows[0] if step_rows else None), steps
 
 

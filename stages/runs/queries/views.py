@@ -3,7 +3,7 @@
 Rollouts of a collection, an import or a training and items of an evaluation are read the same way.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ import duckdb
 import orjson
 import pyarrow as pa
 
+from composer_stages.data_files import load_toml
 from composer_stages.messages import Message
 from composer_stages.runs.kinds import (
     CONTINUATION,
@@ -32,23 +33,21 @@ from composer_stages.runs.tables import Scan
 
 UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError)  # pyarrow's for a damaged footer
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""
-COLUMNS = (
-    "task_id, family, sample_idx, num_steps, hacked, ground, hidden_pass, visible_pass, protocol_ok, terminated_by, "
-    "error_type, error, cost_usd, file_row"
-)
-OUTCOME = (
-    "concat_ws(', ', CASE WHEN {0} >= 1 THEN 'passed' WHEN {0} < 1 THEN 'failed' WHEN error_type IS NULL "
-    "THEN 'not graded' END, CASE WHEN hacked THEN 'hacked' END, CASE WHEN error_type IS NOT NULL THEN 'error' END)"
-)
+SQL = load_toml(__package__, "queries.toml")
+OUTCOME: str = SQL["expressions"]["outcome"]
 """The outcome of a rollout in words, as SQL over its reward: `passed`, `failed`, `failed, hacked`, `error`."""
 ID_AND_REWARD = {EVAL_ITEM.name: ("item_id", "CAST(passed AS DOUBLE)"), ROLLOUT.name: ("rollout_id", "reward")}
 """The columns of an id and of a reward, in the order in which a run that holds both kinds is searched."""
+OTHERS = {EVAL_ITEM.name: ("arm", "train_seed", "sampled_tokens"), ROLLOUT.name: ("NULL", "seed", "completion_tokens")}
 LISTED = {
-    EVAL_ITEM.name: "SELECT item_id AS id, arm, CAST(passed AS DOUBLE) AS reward, train_seed AS seed, "
-    f"sampled_tokens AS tokens, {OUTCOME.format('CAST(passed AS DOUBLE)')} AS outcome, {COLUMNS} FROM eval_item",
-    ROLLOUT.name: "SELECT rollout_id AS id, NULL AS arm, reward, seed, "
-    f"completion_tokens AS tokens, {OUTCOME.format('reward')} AS outcome, {COLUMNS} FROM rollout",
+    table: SQL["expressions"]["listed"].format(
+        table=table, id=key, reward=reward, outcome=OUTCOME.format(reward), arm=arm, seed=seed, tokens=tokens
+    )
+    for table, (key, reward), (arm, seed, tokens) in zip(
+        ID_AND_REWARD, ID_AND_REWARD.values(), OTHERS.values(), strict=True
+    )
 }
+"""Rollouts of a run that has this table, as SQL, with columns of the same names."""
 PREVIEW = 400
 """Characters of a prompt that a list carries."""
 
@@ -61,16 +60,10 @@ def prompts_of(
     if not rows:
         return {}
     if name == EVAL_ITEM.name:
-        # The range of row numbers spares the groups of rows before and after it: conversations are long.
-        question = (
-            "SELECT item_id, transcript_json, steps_json FROM eval_item "
-            "WHERE file_row BETWEEN ? AND ? AND item_id IN (SELECT unnest(?))"
-        )
+        question = SQL["rollouts"]["items_begin"]
         states = connection.execute(question, [min(places), max(places), ids]).fetchall()
     elif STEP.name in views:
-        question = (
-            "SELECT rollout_id, new_messages_json, '[]' FROM step WHERE step = 0 AND rollout_id IN (SELECT unnest(?))"
-        )
+        question = SQL["rollouts"]["steps_begin"]
         states = connection.execute(question, [ids]).fetchall()
     else:
         return {}
@@ -108,15 +101,15 @@ def first_rows(run: Run, number: int) -> dict[str, list[Row]]:
     """Return the first rows of every table of a run, by the table's name."""
     with database().cursor() as connection:
         return {
-            name: rows_of(
-                connection, f"SELECT * EXCLUDE (file_row_number) FROM {parquet(path)} LIMIT {int(number)}", []
-            )
+            name: rows_of(connection, f"SELECT * EXCLUDE (file_row_number) FROM {parquet(path)} LIMIT {int(number)}")
             for name, path in run.tables().items()
             if path.is_file()
         }
 
 
-def rows_of(connection: duckdb.DuckDBPyConnection, question: str, values: Sequence[Any]) -> list[Row]:
+def rows_of(
+    connection: duckdb.DuckDBPyConnection, question: str, values: Sequence[Any] | Mapping[str, Any] = ()
+) -> list[Row]:
     """Return the rows of an answer by their columns."""
     answer = connection.execute(question, values)
     names = [column[0] for column in answer.description or ()]
