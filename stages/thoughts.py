@@ -4,73 +4,34 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# The marks are those of the reasoning parsers of vLLM 0.11 and of the chat
-# templates of TRL 1.16; what a template opens, the text of an answer only closes.
+from composer_stages.data_files import load_toml
 
-TAG = r"(?:\w{1,16}[:|])?(?:\w{1,16}_)?(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad)(?:[:_]\w{1,16})?"
-THOUGHTS = (
-    (rf"<{TAG}>", rf"</{TAG}>", True),
-    (r"\[THINK\]", r"\[/THINK\]", True),
-    (r"<\|START_THINKING\|>", r"<\|END_THINKING\|>", True),
-    (r"<\|begin_of_thought\|>", r"<\|end_of_thought\|>", True),
-    (r"<\|inner_prefix\|>", r"<\|inner_suffix\|>", True),
-    ("◁think▷", "◁/think▷", True),
-    (r"<\|channel>thought\b", r"<channel\|>", True),  # Gemma 4
-    (r"<unused94>thought\b", "<unused95>", True),  # MedGemma
-    (r"<\|open\|>think<\|sep\|>", r"<\|close\|>think<\|sep\|>", True),  # Kimi K3
-    (r"\AHere are my reasoning steps:", r"\[BEGIN FINAL RESPONSE\]", True),  # Apriel
-    (r"(?:<\|start\|>assistant)? ?to=self<\|message\|>", r"<\|e(?:om|ot)\|>", False),
-    (r"(?:<\|start\|>assistant)?<\|channel\|>analysis[^<=]*<\|message\|>", r"<\|(?:end|return)\|>", False),
-    # The template has opened GPT-OSS's analysis: its end comes before the first channel.
-    (r"\A(?=(?:(?!<\|channel\|>).)*<\|end\|><\|start\|>assistant<\|channel\|>)", r"<\|end\|>", False),
-    (r"<\|think\|>", r"<\|end\|>", False),  # Solar
-    (r"\AHere(?:'s| is) my thought process:", r"Here(?:'s| is) my response:", False),  # Granite
-)
+MARKS = load_toml(__package__, "thoughts.toml")
+THOUGHTS = [
+    (begin.replace("TAG", MARKS["tag"]), end.replace("TAG", MARKS["tag"]), alone)
+    for alone, marks in ((True, MARKS["alone"]), (False, MARKS["pairs"]))
+    for begin, end in marks
+]
 """The begin and end marks of a thought, and whether the end may stand alone, where the template opened the thought."""
-DATA = (
-    r"^[ \t]*```[^`\n]*\n(?:(?![ \t]*```)[^\n]*\n)*[ \t]*```[ \t]*$",
-    r"<(?P<call>tool_call|function=[^>\n]*)>(?:(?!</?(?:tool_call|function)\b).)*</(?:tool_call|function)>",
-)
-"""Complete blocks of code and calls: marks in them are what the answer says about marks."""
 MARK = re.compile(
     "|".join(
         (
-            *DATA,
+            *MARKS["data"],
             f"(?P<line>^[ \t]*)?(?:{'|'.join(f'(?P<open{n}>{begin})' for n, (begin, _, _) in enumerate(THOUGHTS))})",
             f"(?P<close>{'|'.join(end for _, end, alone in THOUGHTS if alone)})",
         )
     ),
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
-WORDS = (
-    "think",
-    "thought",
-    "reasoning",
-    "reflection",
-    "scratchpad",
-    "<|",
-    "|>",
-    "<unused95>",
-    "[begin final response]",
-)
-"""One of which every mark holds."""
 BEGINNINGS = (begin.removeprefix(r"\A") for begin, _, alone in THOUGHTS if alone)
 OPENED = re.compile(rf"(?:{'|'.join(BEGINNINGS)})\s*\Z", re.IGNORECASE)
 """The end of an opening in which the template begins a thought."""
 ENDS = [re.compile(end, re.IGNORECASE) for _, end, _ in THOUGHTS]
-FRAME = re.compile(
-    r"(?:<\|(?:end|eom)\|>)?(?:<\|(?:start|begin)\|>assistant)?(?:<\|channel\|>(?:final|commentary)\s*<\|message\|>"
-    r"|<\|content\|>| ?to=user<\|message\|>|<\|START_(?:RESPONSE|TEXT)\|>|<\|begin_of_solution\|>"
-    r"|<\|open\|>response<\|sep\|>)"
-)
-FRAME_END = re.compile(
-    r"(?:<\|(?:end|return|eom|eot|END_(?:RESPONSE|TEXT)|end_of_solution)\|>|\[END FINAL RESPONSE\]"
-    r"|<\|close\|>response<\|sep\|>(?:<\|close\|>message<\|sep\|>)?)\s*\Z"
-)
+FRAME = re.compile(rf"(?:<\|(?:end|eom)\|>)?(?:<\|(?:start|begin)\|>assistant)?(?:{'|'.join(MARKS['frames'])})")
+FRAME_END = re.compile(rf"(?:{'|'.join(MARKS['frame_ends'])})\s*\Z")
 """What families write around the answer behind a thought."""
 OPENING, CLOSING = {*"\"'`“‘«"}, {*"\"'`”’»\\"}
-THOUGHT_PARTS = re.compile(r"(?:redacted_)?(?:reasoning|thinking|thought)(?:[._]\w+)?")
-THOUGHT_FIELDS = ("thinking", "reasoning", "reasoning_content", "summary", "text", "content")
+THOUGHT_PARTS = re.compile(MARKS["parts"])
 
 
 def answer_text(text: str) -> str:
@@ -98,7 +59,7 @@ def thought_spans(text: str) -> list[tuple[int, int, int, int]]:
     spans: list[tuple[int, int, int, int]] = []
     at, unclosed = 0, set[int]()
     lowered = text.lower()
-    if not any(word in lowered for word in WORDS):  # a hundredth of the time of the search
+    if not any(word in lowered for word in MARKS["words"]):  # a hundredth of the time of the search
         return spans
     while mark := MARK.search(text, at):
         at = max(mark.end(), at + (mark.end() == mark.start()))
@@ -139,7 +100,7 @@ def _thought_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        yield from next((list(_thought_texts(value[name])) for name in THOUGHT_FIELDS if value.get(name)), [])
+        yield from next((list(_thought_texts(value[name])) for name in MARKS["fields"] if value.get(name)), [])
     elif isinstance(value, Sequence):
         for part in value:
             yield from _thought_texts(part)
