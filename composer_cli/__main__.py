@@ -15,7 +15,7 @@ def main() -> None:
     from composer_stages.backends.resources import wait_passively
 
     wait_passively()
-    if sys.argv[1:2] == ["compare"]:
+    if sys.argv[1:2] in (["compare"], ["extract-pairs"]):
         from composer_stages.runs.tables import leave_pandas_out
 
         leave_pandas_out()

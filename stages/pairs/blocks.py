@@ -71,7 +71,7 @@ class CanonicalForms:
     def _forget(self) -> None:
         self.names = list[str]()  # a new list: earlier blocks refer to the old one
         self._indices: dict[str, int] = {}
-        self._texts, self._number_of = texts_to_arrow([]), np.zeros(0, dtype=np.int64)
+        self._texts, self._number_of = pa.array([], pa.string()), np.zeros(0, dtype=np.int64)
 
     def numbers(self, texts: pa.Array) -> Array:
         """Return the index of each text's form, `NOTHING` for a malformed text."""
@@ -80,7 +80,7 @@ class CanonicalForms:
         indices = to_numpy(pc.index_in(texts, self._texts), null=NOTHING)
         numbers = np.append(self._number_of, NOTHING)[indices]  # the last entry is that of -1
         unknown = indices == NOTHING
-        new = texts.filter(to_arrow(unknown))
+        new = texts.filter(pa.array(unknown))
         new_numbers = [NOTHING if name is None else self._number(name) for name in map(self._form, new.to_pylist())]
         numbers[unknown] = new_numbers
         self._texts = pa.concat_arrays([self._texts, new])
@@ -134,7 +134,7 @@ class StateBlock:
         """Build the block of states `begin` to `end`. answers: in their recorded order, with `n` and `teacher`."""
         size = end - begin
         state = to_numpy(answers["n"]) - begin
-        teacher = to_numpy(pc.index_in(answers["teacher"], texts_to_arrow(teachers)))
+        teacher = to_numpy(pc.index_in(answers["teacher"], pa.array(teachers, pa.string())))
         cost, usd = to_numpy(answers["cost_usd"], null=np.nan), np.zeros(size)
         number = np.bincount(state, minlength=size)
         start = group_starts(number)
@@ -145,7 +145,7 @@ class StateBlock:
         by_teacher = state * len(teachers) + teacher
         if (by_teacher[:-1] > by_teacher[1:]).any():
             order = np.argsort(by_teacher, kind="stable")
-            answers, state, teacher = answers.take(to_arrow(order)), state[order], teacher[order]
+            answers, state, teacher = answers.take(pa.array(order)), state[order], teacher[order]
         of_step = to_numpy(steps["n"]) - begin
         actions = pa.chunked_array([*steps["action"].chunks, *answers["whole"].chunks], pa.string()).combine_chunks()
         # Arrow finds the distinct texts, and all are compared as numbers.
@@ -168,12 +168,12 @@ class StateBlock:
 
     def first_step_column(self, column: str) -> pa.Array:
         """Return a column [S] of the first step in each state."""
-        return self.steps[column].take(to_arrow(self.first_step)).combine_chunks()
+        return self.steps[column].take(pa.array(self.first_step)).combine_chunks()
 
     def classes_by_text(self) -> ActionClasses:
         """Return the classes by canonical form."""
         class_of = np.append(self.forms.numbers(self.texts), NOTHING)[self.text_of]  # the last entry is that of -1
-        compared_by = texts_to_arrow(["canonical"]).take(to_arrow(np.zeros(self.size, dtype=np.int64)))
+        compared_by = pa.array(["canonical"], pa.string()).take(pa.array(np.zeros(self.size, dtype=np.int64)))
         lost, failing = np.zeros(self.size, dtype=bool), np.zeros(len(self.actions), dtype=bool)
         return ActionClasses(class_of, self.forms.names, compared_by, lost, failing)
 
@@ -214,52 +214,10 @@ def equal_rows(table: Array) -> list[Array]:
     return np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
 
 
-# NumPy and Arrow convert through buffers: pa.array() and to_numpy() import pandas where it is installed, which takes
-# 0.35 s of processor time (pyarrow 26).
-
-
 def to_numpy(column: pa.Array | pa.ChunkedArray, null: float | None = None) -> Array:
-    """Return a column of numbers or booleans as a NumPy array, which may share its memory.
-
-    null: the value in place of nulls; without it a null is a ValueError.
-    """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if array.null_count and null is None:
-        raise ValueError(f"{array.null_count} of {len(array)} values are null")
-    valid, buffer = array.buffers()
-    if pa.types.is_boolean(array.type):
-        values: Array = _bits(buffer, array)
-    else:
-        stored: Array = np.frombuffer(buffer or b"", dtype=array.type.to_pandas_dtype())
-        values = stored[array.offset : array.offset + len(array)]
-    return np.where(_bits(valid, array), values, values.dtype.type(null)) if array.null_count else values
-
-
-def _bits(buffer: pa.Buffer | None, array: pa.Array) -> Array:
-    packed = np.frombuffer(buffer or b"", dtype=np.uint8)
-    return np.unpackbits(packed, count=array.offset + len(array), bitorder="little")[array.offset :].astype(bool)
-
-
-def to_arrow(values: Array, valid: Array | None = None) -> pa.Array:
-    """Return numbers or booleans as an Arrow array. valid: a mask of the values that are not null; None for all."""
-    bits = pa.py_buffer(
-        np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
-    )
-    nulls = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [nulls, bits])
-
-
-def texts_to_arrow(texts: Sequence[str]) -> pa.Array:
-    """Return texts as an Arrow array."""
-    encoded = [text.encode() for text in texts]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
-
-
-def lists_to_arrow(lists: Sequence[Sequence[str]]) -> pa.Array:
-    """Return lists of texts as an Arrow array."""
-    ends = to_arrow(np.cumsum([0, *map(len, lists)], dtype=np.int32))
-    return pa.ListArray.from_arrays(ends, texts_to_arrow([text for texts in lists for text in texts]))
+    """Return a column of numbers or booleans as a NumPy array, with this value in place of nulls."""
+    filled = column if null is None else column.fill_null(null)
+    return filled.to_numpy(zero_copy_only=False)
 
 
 @lru_cache(65_536)
@@ -326,4 +284,4 @@ def sort_rows(table: pa.Table, *keys: str) -> pa.Table:
     for column in reversed(columns):
         before, after = column[:-1], column[1:]
         ascending = (before < after) | ((before == after) & ascending)
-    return table if ascending.all() else table.combine_chunks().take(to_arrow(np.lexsort(columns[::-1])))
+    return table if ascending.all() else table.combine_chunks().take(pa.array(np.lexsort(columns[::-1])))

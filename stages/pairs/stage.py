@@ -22,18 +22,7 @@ from composer_stages.envs.config import EnvStageConfig
 from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.layout import plural
 from composer_stages.pairs.actions import Form, form, text_form
-from composer_stages.pairs.blocks import (
-    NOTHING,
-    ActionClasses,
-    Array,
-    StateBlock,
-    StateGroup,
-    equal_rows,
-    lists_to_arrow,
-    texts_to_arrow,
-    to_arrow,
-    to_numpy,
-)
+from composer_stages.pairs.blocks import NOTHING, ActionClasses, Array, StateBlock, StateGroup, equal_rows, to_numpy
 from composer_stages.pairs.config import Config
 from composer_stages.pairs.continuation import (
     REJECTED_PASSED,
@@ -127,7 +116,7 @@ class Extraction:
             self.dropped[CHOSEN_FAILS] += number - len(rows)
             against = np.isin(rejected, self._passed_actions(block, classes)) & self._respect
             against &= to_numpy(pc.equal(rows["rule"], "majority_over_student"))
-            yield rows.append_column(REJECTED_PASSED, to_arrow(against))
+            yield rows.append_column(REJECTED_PASSED, pa.array(against))
 
     def _passed_actions(self, block: StateBlock, classes: ActionClasses) -> Array:
         """Return the `action_keys` of the steps of a block whose rollout passed."""
@@ -142,11 +131,11 @@ class Extraction:
             rows = rows.select(PAIR.columns)
             if continued is None:
                 self.dropped[REJECTED_PASSED] += int(against.sum())
-                remaining = rows.filter(to_arrow(~against))
+                remaining = rows.filter(pa.array(~against))
             else:
                 reasons = continued.reasons(rows, against.tolist(), respect=self._respect)
                 self.dropped.update(reason for reason in reasons if reason is not None)
-                remaining = rows.filter(to_arrow(np.array([reason is None for reason in reasons], dtype=bool)))
+                remaining = rows.filter(pa.array([reason is None for reason in reasons], pa.bool_()))
             self.account.add_all(remaining)
             yield remaining
 
@@ -212,32 +201,32 @@ def pair_rows(
     order = np.column_stack([np.concatenate([np.zeros((0, 7), dtype=np.int64), *parts]), models_of])
     order = order[~classes.failing[order[:, 3]]]
     state, _, step, chosen, rejected, kind, shared, models_of = order[np.lexsort((order[:, 1], order[:, 0]))].T
-    kind_of_row = to_arrow(kind)
+    kind_of_row = pa.array(kind)
 
     def step_column(column: str, rows: Array = step) -> pa.Array:
-        return block.steps[column].take(to_arrow(rows)).combine_chunks()
+        return block.steps[column].take(pa.array(rows)).combine_chunks()
 
     def text_column(values: Sequence[str]) -> pa.Array:
-        return texts_to_arrow(values).take(kind_of_row)
+        return pa.array(values, pa.string()).take(kind_of_row)
 
     def number_column(values: Sequence[float]) -> pa.Array:
-        return to_arrow(np.array(values, dtype=np.float64)[kind])
+        return pa.array(np.array(values, dtype=np.float64)[kind])
 
     # A pair's context is the student's step where its token ids are known, else the first step in the state: both have
     # the same messages.
     first = block.first_step[state]
     named = np.where(to_numpy(step_column("has_ids")), step, first)
-    state_id = step_column("rollout_id", named), step_column("step", named).cast(pa.string()), texts_to_arrow(["/"])[0]
+    state_id = step_column("rollout_id", named), step_column("step", named).cast(pa.string()), pa.scalar("/")
     task, digest = step_column("task_id", first).dictionary_encode(), step_column("state_sha256")
-    texts = [block.actions.take(to_arrow(side)) for side in (chosen, rejected)]
+    texts = [block.actions.take(pa.array(side)) for side in (chosen, rejected)]
     preferences, usd = [pair.preference for pair in kinds], block.usd[state]
     families = [tasks[task_id].family for task_id in task.dictionary.to_pylist()]
     columns = {
-        "pair_id": texts_to_arrow(list(map(pair_id, *(side.to_pylist() for side in (digest, *texts))))),
+        "pair_id": pa.array(list(map(pair_id, *(side.to_pylist() for side in (digest, *texts)))), pa.string()),
         "rule": text_column([preference.rule for preference in preferences]),
         "rollout_id": step_column("rollout_id"),
         "task_id": task.dictionary_decode(),
-        "family": texts_to_arrow(families).take(task.indices),
+        "family": pa.array(families, pa.string()).take(task.indices),
         "step": step_column("step"),
         "state_sha256": digest,
         "state_id": pc.binary_join_element_wise(*state_id),
@@ -246,11 +235,11 @@ def pair_rows(
         "rejected_by": text_column([preference.rejected_by for preference in preferences]),
         "votes_chosen": number_column([preference.votes_chosen for preference in preferences]),
         "votes_rejected": number_column([preference.votes_rejected for preference in preferences]),
-        "num_teachers": to_arrow(np.full(len(state), len(block.teachers), dtype=np.int64)),
-        "compared_by": classes.compared_by.take(to_arrow(state)),
-        "chosen_by": lists_to_arrow([pair.chosen_by for pair in kinds]).take(kind_of_row),
-        "served_models": lists_to_arrow(served).take(to_arrow(models_of)),
-        "cost_usd": to_arrow(usd / shared, valid=~np.isnan(usd)),
+        "num_teachers": pa.array(np.full(len(state), len(block.teachers), dtype=np.int64)),
+        "compared_by": classes.compared_by.take(pa.array(state)),
+        "chosen_by": pa.array([pair.chosen_by for pair in kinds], pa.list_(pa.string())).take(kind_of_row),
+        "served_models": pa.array(served, pa.list_(pa.string())).take(pa.array(models_of)),
+        "cost_usd": pa.array(usd / shared, mask=np.isnan(usd)),
     }
     batch = pa.RecordBatch.from_arrays([columns[column] for column in PAIR.columns], schema=PAIR.schema)
     return batch, action_keys(block, classes, rejected)

@@ -283,7 +283,7 @@ def rows_of(database: "duckdb.DuckDBPyConnection", query: str) -> Generator[Row,
 
 
 def leave_pandas_out() -> None:
-    """Have Arrow ask for pandas now, and not find it: to import it takes longer than to compare two logs.
+    """Have Arrow ask for pandas now, and not find it: to import it takes longer than to compare two logs or to vote.
 
     Arrow asks once, for arrays that are of pandas; its `to_pandas` asks again. For processes that make none such.
     """

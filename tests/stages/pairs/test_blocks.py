@@ -10,23 +10,13 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from needs import needs
 
 from composer_stages import extract_pairs
 from composer_stages.envs.base import Task
 from composer_stages.pairs.actions import canonical
-from composer_stages.pairs.blocks import (
-    CanonicalForms,
-    SortedRows,
-    StateBlock,
-    equal_rows,
-    lists_to_arrow,
-    texts_to_arrow,
-    to_arrow,
-    to_numpy,
-)
+from composer_stages.pairs.blocks import CanonicalForms, SortedRows, StateBlock, equal_rows
 from composer_stages.pairs.evidence import passed_by_rollout
 from composer_stages.pairs.stage import Extraction
 from composer_stages.pairs.states import AnsweredState, AnsweredStates, patterns, recorded_classes, vote
@@ -187,38 +177,15 @@ def test_sorted_rows_do_not_depend_on_batches(
             assert all(begin <= n < end for n in part["n"])
 
 
-@settings(max_examples=40)
-@given(st.lists(st.none() | st.integers(-3, 3)), st.integers(0, 3))
-def test_columns_are_the_same_in_numpy_and_arrow(values: list[int | None], skipped: int) -> None:
-    column = pa.array(values, pa.int64()).slice(skipped)
-    filled = [0 if value is None else value for value in values[skipped:]]
-    assert to_numpy(column, null=0).tolist() == filled
-    truths = np.array([value is not None and value > 0 for value in values], dtype=bool)
-    assert to_numpy(pa.array(truths).slice(skipped)).tolist() == truths[skipped:].tolist()
-    assert to_arrow(truths).to_pylist() == truths.tolist()
-    valid = np.array([value is not None for value in values[skipped:]], dtype=bool)
-    assert to_arrow(np.array(filled, dtype=np.int64), valid).equals(column)
-    if column.null_count:
-        with pytest.raises(ValueError, match="values are null"):
-            to_numpy(column)
-
-
-@settings(max_examples=40)
-@given(st.lists(st.lists(st.text("a\0ä😀", max_size=3), max_size=3), max_size=5))
-def test_texts_are_the_same_in_arrow(lists: list[list[str]]) -> None:
-    assert lists_to_arrow(lists).to_pylist() == lists
-    assert [texts_to_arrow(texts).to_pylist() for texts in lists] == lists
-
-
 def test_forms_are_numbered_alike_in_every_block_until_too_many_are_known() -> None:
     forms = CanonicalForms(max_texts=3)
-    first = forms.numbers(texts_to_arrow(["```bash\nls\n```", "```bash\nls  -l\n```", "nothing"]))
+    first = forms.numbers(pa.array(["```bash\nls\n```", "```bash\nls  -l\n```", "nothing"], pa.string()))
     names = forms.names
     assert first.tolist() == [0, 1, -1] and names == ["ls", "ls -l"]
-    again = forms.numbers(texts_to_arrow(["```bash\nls -l\n```"]))
+    again = forms.numbers(pa.array(["```bash\nls -l\n```"], pa.string()))
     assert names == ["ls", "ls -l"], "a block keeps the names that it was numbered by"
     assert forms.names == ["ls -l"] and again.tolist() == [0]
-    assert forms.numbers(texts_to_arrow(["```bash\nls -l\n```", "```bash\ncd\n```"])).tolist() == [0, 1]
+    assert forms.numbers(pa.array(["```bash\nls -l\n```", "```bash\ncd\n```"], pa.string())).tolist() == [0, 1]
 
 
 @needs("pandas")
@@ -233,7 +200,9 @@ from composer_stages.pairs.stage import pair_rows
 from composer_stages.pairs.states import AnsweredStates, patterns
 from composer_stages.runs.run import Run
 from composer_stages.runs.kinds import TASK
+from composer_stages.runs.tables import leave_pandas_out
 
+leave_pandas_out()
 rollouts, answers = Run(Path({str(runs["rollouts"].path)!r})), Run(Path({str(runs["teacher_actions"].path)!r}))
 tasks = {{row["task_id"]: Task(row["task_id"], "e", "s", row["family"], "") for row in rollouts.rows(TASK)}}
 with AnsweredStates(rollouts, answers, Path({str(tmp_path)!r})) as states:
