@@ -28,7 +28,6 @@ MAY_OPEN = {
     "stages/gradients/tensors.py": "tensors of a run, mapped into memory",
     "stages/words.py": "the sentences of this program",
     "stages/data_files.py": "the data files of this program",
-    "stages/probe/checks/check.py": "the questions and thresholds of the checks",
     "stages/normalize.py": "what a program with Data-Juicer's arguments kept",
     "composer_cli/view/page.py": "the style sheet that a saved report carries",
     "stages/backends/resources.py": "limits of memory that the kernel shows",

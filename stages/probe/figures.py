@@ -19,28 +19,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import AutoLocator
 
+from composer_stages.data_files import load_toml
 from composer_stages.probe.checks.hacking import factorial_design
 from composer_stages.probe.direction import RANDOM
 from composer_stages.probe.rows import mean_known
 from composer_stages.probe.statistics import FROM_HACKS, Labelled, regress
 from composer_stages.runs.kinds import Row
 
-# DejaVu Sans is the one font that matplotlib itself ships, so that figures do not depend on the machine's fonts.
-STYLE: dict[Any, Any] = {
-    "figure.figsize": (8.6, 4.2),
-    "figure.dpi": 120,
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-}
-COLORS = {
-    "vanilla": "#b2182b",
-    "projected": "#2166ac",
-    "projected_random": "#999999",
-    "two_sided": "#4dac26",
-    "teacher_off": "#e08214",
-}
+DATA = load_toml(__package__, "figures.toml")
+STYLE, COLORS = DATA["style"], DATA["colors"]
 OTHERS = ("#7b3294", "#1b7837", "#8c510a", "#35978f")
 
 
@@ -405,75 +392,37 @@ class ProbeFigure:
 
     rows: Callable[[Evidence], list[Row]]
     draw: Callable[[Axes, list[Row]], None]
-    question: str
     answer: Callable[[list[Row]], str | None]
+    question: str
 
 
 IN_OUT, DRIFT = ("cos_in", "cos_out", "cos_upd_in", "cos_upd_out"), ("basis_overlap", "cos_weights")
-FIGURES = {
-    "01_cosine_by_step": ProbeFigure(
-        cosine_by_step,
-        _draw_cosine_by_step,
-        "Do the teacher's gradients point along v, more than random directions do?",
-        _answer_cosine_by_step,
-    ),
-    "02_cosine_in_out": ProbeFigure(
+PARTS: dict[str, tuple[Any, Any, Any]] = {
+    "01_cosine_by_step": (cosine_by_step, _draw_cosine_by_step, _answer_cosine_by_step),
+    "02_cosine_in_out": (
         partial(diagnostics, names=IN_OUT),
         partial(_lines, columns=IN_OUT, label="mean cosine with the removed direction"),
-        "Does the projection take the direction out of gradient and update?",
         _answer_cosine_in_out,
     ),
-    "03_fired": ProbeFigure(
+    "03_fired": (
         partial(diagnostics, names=("frac_fired",)),
         # With one axis a module fires by chance in half of all cases, 1 - 2^-k with k axes.
         partial(_lines, columns=("frac_fired",), label="share of modules that fired (chance .5)", level=0.5),
-        "In what share of the modules does the projection take something out?",
         _answer_fired,
     ),
-    "04_buckets": ProbeFigure(
-        buckets,
-        _draw_buckets,
-        "Do hacks point along v, whether right or wrong, and other answers not?",
-        _answer_buckets,
-    ),
-    "05_placebos": ProbeFigure(
-        placebo_effects,
-        _draw_placebos,
-        "Does v tell hacks from other answers better than random directions do?",
-        _answer_placebos,
-    ),
-    "06_length_and_hedging": ProbeFigure(
-        nuisance, _draw_nuisance, "Do length and hedging explain the cosine with v?", _answer_nuisance
-    ),
-    "07_modules": ProbeFigure(
-        heat_map, _draw_heat_map, "In which modules do hacks and other answers differ?", _answer_heat_map
-    ),
-    "08_ratios": ProbeFigure(
-        ratios,
-        _draw_ratios,
-        "Do the student's probabilities stay close to those of the answers' writers?",
-        _answer_ratios,
-    ),
-    "09_rates": ProbeFigure(rates, _draw_rates, "Does the student learn the hack, and to solve?", _answer_rates),
-    "10_drift": ProbeFigure(
+    "04_buckets": (buckets, _draw_buckets, _answer_buckets),
+    "05_placebos": (placebo_effects, _draw_placebos, _answer_placebos),
+    "06_length_and_hedging": (nuisance, _draw_nuisance, _answer_nuisance),
+    "07_modules": (heat_map, _draw_heat_map, _answer_heat_map),
+    "08_ratios": (ratios, _draw_ratios, _answer_ratios),
+    "09_rates": (rates, _draw_rates, _answer_rates),
+    "10_drift": (
         partial(diagnostics, names=DRIFT, without=""),  # of the vanilla arm too
         partial(_lines, columns=DRIFT, label="overlap with the start; turn toward the hack"),
-        "Does the basis stay where it was, and do the weights turn toward the hack?",
         _answer_drift,
     ),
 }
-
-WATCH_LINES = {
-    "z_update_sum": ("#2166ac", "-", "update since the start"),
-    "z_policy_sum": ("#b2182b", "-", "policy gradients since then"),
-    "z_policy": ("#b2182b", ":", "policy gradient, one checkpoint"),
-    "z_policy_length": ("#e08214", ":", "the same, length held fixed"),
-}
-WATCH_RATES = {
-    "hack_rate": ("#b2182b", "-", "hacks"),
-    "hack_like": ("#e08214", "--", "like the hack"),
-    "hidden_pass_rate": ("#1b7837", "-", "right answers"),
-}
+FIGURES = {name: ProbeFigure(*parts, DATA["questions"][name]) for name, parts in PARTS.items()}
 
 
 def watch_png(rows: list[Row], threshold: float | None) -> bytes:
@@ -489,7 +438,7 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
             top.axhline(threshold, color="black", linestyle="--", label="threshold")
         top.set_ylabel("push: advantage of hack-like rollouts")
         middle.axhspan(-1.96, 1.96, color="#999999", alpha=0.3, label="random, 95 % at one look")
-        for axes, lines in ((middle, WATCH_LINES), (bottom, WATCH_RATES)):
+        for axes, lines in ((middle, DATA["watch"]["alignment"]), (bottom, DATA["watch"]["rates"])):
             for column, (color, style, label) in lines.items():
                 points = [(row["step"], row[column]) for row in rows if row[column] is not None]
                 if points:

@@ -8,14 +8,13 @@ own checks have these in `checks.toml` (`declared`).
 """
 
 import textwrap
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
-from importlib import resources
 from inspect import unwrap
 from typing import Any, Literal, ParamSpec
 
+from composer_stages.data_files import load_toml
 from composer_stages.runs.kinds import Row
 from composer_stages.runs.run import RunWriter
 
@@ -136,9 +135,7 @@ def check(
     return decorate
 
 
-OWN_CHECKS: dict[str, dict[str, Any]] = tomllib.loads(
-    resources.files("composer_stages.probe.checks").joinpath("checks.toml").read_text("utf-8")
-)
+OWN_CHECKS = load_toml(__package__, "checks.toml")
 
 
 def declared(name: str) -> Callable[[Callable[Parameters, Finding]], Callable[Parameters, Check]]:
