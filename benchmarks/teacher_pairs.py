@@ -26,7 +26,7 @@ from composer_stages.evaluation.inference import top_error
 from composer_stages.evaluation.outcomes import KEPT
 from composer_stages.evaluation.report import arms_chart
 from composer_stages.evaluation.verdict import EvalVerdict, decide
-from composer_stages.evaluation.words import describe_claim, describe_verdict, points
+from composer_stages.evaluation.words import describe_verdict, points
 from composer_stages.terms import SamplingUnit
 
 EXPERIMENT = Experiment.named("teacher-pairs")
@@ -135,7 +135,7 @@ def verdict_lines(verdicts: dict[str, EvalVerdict]) -> list[str]:
     lines = ["| about | B − A | B − C | verdict |", "| --- | --- | --- | --- |"]
     for about, verdict in verdicts.items():
         shown = [points(one) if one else "-" for one in (verdict.gain, verdict.over_control)]
-        claim = ": ".join(filter(None, (verdict.decision, describe_claim(verdict))))
+        claim = ": ".join(filter(None, (verdict.decision, describe_verdict(verdict).claim)))
         lines.append(f"| {about} | {shown[0]} | {shown[1]} | {claim} |")
     return [*lines, "", describe_verdict(verdicts["these twelve operations"]).why]
 
