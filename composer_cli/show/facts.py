@@ -51,7 +51,9 @@ def manifest_labels(run: Run) -> dict[str, str]:
     labelled = {
         "status": f"{m.status}{f', {reason}' if reason else ''}",
         "began": f"{m.started_at}, {took}, {m.cost_usd:.4f} USD{perhaps}",
-        "models": ", ".join(f"{role} = {model}" for role, model in models.items()),
+        "models": ", ".join(
+            [f"{role} = {model}" for role, model in models.items()] or m.outcome.summary.get("models", ())
+        ),
         "reads": ", ".join(words for words in inputs.values() if words not in models.values()),
         "holds": holdings(run),
         "counts": ", ".join(f"{name} {number}" for name, number in m.counts.items()),

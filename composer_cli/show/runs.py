@@ -70,7 +70,7 @@ def lines_and_summaries(
             run=run_name,
             status=DAMAGED if found_damage else facts.status,
             environment=str(_table(facts.config, "env").get("name", "")),
-            models=", ".join(_models(facts.config)),
+            models=", ".join(_models(facts.config) or facts.summary.get("models", ())),
             began=facts.started_at,
             age_s=(now - datetime.fromisoformat(facts.started_at)).total_seconds(),
             done=facts.counts.get("done", planned if facts.status == "complete" else 0),

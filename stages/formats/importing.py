@@ -376,6 +376,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         ]
     if session.repeated:
         remarks = [*remarks, Sentence("formats.alike-rollouts-kept", num_rollouts=session.repeated)]
+    out.set_summary(models=sorted(filter(None, models)))
     _report(session, account, about, checks.checks(account.rollouts), remarks, out)
 
 

@@ -47,6 +47,7 @@ def test_instances_that_a_report_does_not_list_are_unresolved(tmp_path: Path) ->
     run = imported(tmp_path, tmp_path / "in")
     assert [r["hidden_pass"] for r in run.rows(ROLLOUT)] == [True, False, False]
     assert run.manifest.summary["mean_reward"] == pytest.approx(1 / 3)
+    assert run.manifest.summary["models"] == ["m"]
     report = (run.path / "report.txt").read_text()
     assert "in/results.json: a run's report, 1 resolved; 3 instances judged, 2 of them not listed" in report
 
