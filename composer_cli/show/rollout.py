@@ -16,6 +16,7 @@ import orjson
 
 from composer_cli.show.facts import display_path
 from composer_stages.errors import BadInput, UsageError
+from composer_stages.layout import shortened
 from composer_stages.messages import Message
 from composer_stages.policy import base
 from composer_stages.rollouts.history import SUMMARY_REQUEST
@@ -29,6 +30,10 @@ from composer_stages.words import Sentence
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+LONGEST_REASON = 400
+"""Characters of a scorer's explanation that are shown."""
 
 
 @dataclass(frozen=True)
@@ -316,14 +321,19 @@ def of_row(row: Row, steps: Sequence[Row] = ()) -> ShownRollout:
 
 
 def _scores(extra_json: str | None) -> str:
-    """Return what each scorer of an imported rollout gave, with the answer that it read; empty where none is kept."""
+    """Return what each scorer of an imported rollout gave, with the answer that it read and its explanation.
+
+    Empty where no score is kept.
+    """
     scores = orjson.loads(extra_json or "{}").get("scores")
     entries = scores.items() if isinstance(scores, dict) else ()
-    scored = [(name, score.get("value"), score.get("answer")) for name, score in entries if isinstance(score, dict)]
-    return "; ".join(
-        f"{name} {plain(value)}{'' if answer is None else f' for the answer {answer}'}"
-        for name, value, answer in scored
-    )
+    return "; ".join(_score(name, score) for name, score in entries if isinstance(score, dict))
+
+
+def _score(name: str, score: dict[str, Any]) -> str:
+    answer, reason = score.get("answer"), str(score.get("explanation") or "").strip()
+    words = f"{name} {plain(score.get('value'))}{'' if answer is None else f' for the answer {answer}'}"
+    return f"{words}: {shortened(reason, LONGEST_REASON)}" if reason not in ("", str(answer)) else words
 
 
 def read_rows(run: Run) -> Iterator[tuple[Row, list[Row]]]:

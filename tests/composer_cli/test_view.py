@@ -683,14 +683,14 @@ def test_an_empty_run_says_so_and_a_search_without_a_hit_offers_all(tmp_path: Pa
 def test_an_imported_rollout_shows_its_task_its_file_its_target_and_all_scorers(tmp_path: Path) -> None:
     name = "import/20260102T030405Z-inspect"
     rollout = {"rollout_id": "hT2nq", "task_id": "sums/1", "sample_idx": 3, "reward": 1.0}
-    scores = {"includes": {"value": "C", "answer": "It is 4."}, "match": {"value": "I"}}
+    scores = {"includes": {"value": "C", "answer": "It is 4."}, "match": {"value": "I", "explanation": "not 4.\n"}}
     origin = {"rollout_id": "hT2nq", "file": "a/log.json", "line": 1, "extra_json": json.dumps({"scores": scores})}
     task = {"task_id": "sums/1", "data_json": '{"target": "4"}'}
     written(tmp_path, name, [(ROLLOUT, [rollout]), (ORIGIN, [origin]), (TASK, [task])])
     view = TestClient(build(tmp_path, "token"), base_url="http://127.0.0.1/token")
     listed = view.get(f"run/{name}").text
     assert "<td>sums/1</td>" in listed and '<td class="n">3</td>' in listed
-    facts = {"file": "a/log.json", "target": "4", "scores": "includes C for the answer It is 4.; match I"}
+    facts = {"file": "a/log.json", "target": "4", "scores": "includes C for the answer It is 4.; match I: not 4."}
     page = view.get(f"rollout/{name}?id=hT2nq").text
     text = [" ".join(line.split()) for line in call(tmp_path, "show", tmp_path / name, "hT2nq").stdout.splitlines()]
     for label, words in facts.items():
