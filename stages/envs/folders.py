@@ -13,8 +13,8 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ class TreeEntry(NamedTuple):
 class _Level:
     descriptor: int
     path: str
-    folders: list[str] | None = field(default=None)
+    folders: list[str] | None = None
 
 
 def entries(root: Path, enter: Callable[[str], bool] = lambda path: True) -> Iterator[TreeEntry]:
@@ -198,40 +198,19 @@ def apparent_bytes(root: Path) -> int:
     return sum(entry.status.st_size for entry in entries(root) if entry.is_file)
 
 
-def read(root: Path, path: str) -> tuple[bytes, os.stat_result] | None:
-    """Return the bytes and the status of a regular file, or None; no link on the path is followed."""
+@contextmanager
+def opened(name: str | Path, above: int | None = None, flags: int = FOLDER) -> Iterator[int]:
+    """Open a folder for a while, one below the descriptor `above` where that is given."""
+    descriptor = os.open(name, flags, dir_fd=above)
     try:
-        folder = descend(root, path)
-    except OSError:
-        return None
-    try:
-        return read_open_file(PurePosixPath(path).name, folder)
+        yield descriptor
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
-def read_open_link(name: str, folder: int | None = None) -> bytes | None:
-    """Return what a link names; None where there is no link."""
-    try:
-        return os.fsencode(os.readlink(name, dir_fd=folder))
-    except OSError:
-        return None
-
-
-def read_link(root: Path, path: str) -> bytes | None:
-    """Return what a link names, or None; no other link on the path is followed."""
-    try:
-        folder = descend(root, path)
-    except OSError:
-        return None
-    try:
-        return read_open_link(PurePosixPath(path).name, folder)
-    finally:
-        os.close(folder)
-
-
-def descend(root: Path, path: str, before: Callable[[str, int], None] = lambda name, above: None) -> int:
-    """Open the parent folder of a path; `before` is called with each folder's name and the descriptor above it.
+@contextmanager
+def parent_of(root: Path, path: str, before: Callable[[str, int], None] = lambda name, above: None) -> Iterator[int]:
+    """Open the parent folder of a path for a while; `before` is called with each folder's name and what is above it.
 
     Raises OSError where there is none; a link is none.
     """
@@ -242,16 +221,32 @@ def descend(root: Path, path: str, before: Callable[[str, int], None] = lambda n
             below = os.open(part, FOLDER, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = below
-    except BaseException:
+        yield descriptor
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
+
+
+@contextmanager
+def parent_if_any(root: Path, path: str) -> Iterator[int | None]:
+    """Open the parent folder of a path for a while, None where there is none; a link is none."""
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(parent_of(root, path))
+        except OSError:
+            folder = None
+        yield folder
+
+
+def read(root: Path, path: str) -> tuple[bytes, os.stat_result] | None:
+    """Return the bytes and the status of a regular file, or None; no link on the path is followed."""
+    with parent_if_any(root, path) as folder:
+        return None if folder is None else read_open_file(PurePosixPath(path).name, folder)
 
 
 def write(root: Path, path: str, data: bytes, mode: int) -> None:
     """Write a file, or with the mode of a link a link to `data`; a link, file or folder in its place is deleted."""
-    folder, name = descend(root, path, _make_folder), PurePosixPath(path).name
-    try:
+    name = PurePosixPath(path).name
+    with parent_of(root, path, _make_folder) as folder:
         # Deleted and created anew (O_EXCL): to write into an existing file would write through a hard link.
         _unlink(name, folder)
         if stat.S_ISLNK(mode):
@@ -261,8 +256,6 @@ def write(root: Path, path: str, data: bytes, mode: int) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             os.fchmod(descriptor, mode & 0o777)
-    finally:
-        os.close(folder)
 
 
 def unlink(root: Path, path: str, *, keep_full: bool = False) -> None:
@@ -270,30 +263,25 @@ def unlink(root: Path, path: str, *, keep_full: bool = False) -> None:
 
     keep_full: whether a folder with something in it stays.
     """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        folder, name = descend(root, path), PurePosixPath(path).name
-        try:
-            if keep_full and stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
-                with suppress(OSError):
-                    os.rmdir(name, dir_fd=folder)
-            else:
-                _unlink(name, folder)
-        finally:
-            os.close(folder)
+    name = PurePosixPath(path).name
+    with suppress(FileNotFoundError, NotADirectoryError), parent_of(root, path) as folder:
+        if keep_full and stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=folder)
+        else:
+            _unlink(name, folder)
 
 
 def make_folder(root: Path, path: str) -> None:
     """Make a folder below a folder of ours, unless it is there; a link or file in its place is deleted."""
-    os.close(descend(root, f"{path}/_", _make_folder))
+    with parent_of(root, f"{path}/_", _make_folder):
+        pass
 
 
 def set_mode(root: Path, path: str, mode: int) -> None:
     """Set the mode of a folder that `make_folder` has made."""
-    descriptor = descend(root, f"{path}/_")
-    try:
-        os.fchmod(descriptor, mode)
-    finally:
-        os.close(descriptor)
+    with parent_of(root, f"{path}/_") as folder:
+        os.fchmod(folder, mode)
 
 
 def _make_folder(name: str, above: int) -> None:
@@ -316,11 +304,8 @@ def _unlink(name: str, above: int) -> None:
         os.unlink(name, dir_fd=above)
         return
     os.chmod(name, stat.S_IRWXU, dir_fd=above)  # an agent may have removed our permission to list or to empty it
-    descriptor = os.open(name, FOLDER, dir_fd=above)
-    try:
-        empty(descriptor)
-    finally:
-        os.close(descriptor)
+    with opened(name, above) as folder:
+        empty(folder)
     os.rmdir(name, dir_fd=above)
 
 
@@ -328,11 +313,8 @@ def remove(folder: Path) -> None:
     """Delete a folder of any depth and restore permissions for it; do nothing if it does not exist."""
     open_up(folder)
     with suppress(OSError):
-        top = os.open(folder, FOLDER)
-        try:
+        with opened(folder) as top:
             empty(top)
-        finally:
-            os.close(top)
         os.rmdir(folder)
 
 
@@ -347,14 +329,11 @@ def empty(top: int) -> None:
     while waiting:
         name = waiting.pop()
         with suppress(OSError):
-            below = os.open(name, FOLDER, dir_fd=top)
-            try:
+            with opened(name, top) as below:
                 for child in _delete_files(below):
                     number += 1
                     os.rename(child, f"{token}-{number}", src_dir_fd=below, dst_dir_fd=top)
                     waiting.append(f"{token}-{number}")
-            finally:
-                os.close(below)
             os.rmdir(name, dir_fd=top)
 
 
@@ -420,23 +399,17 @@ def _leave(path: Path) -> None:
 
 def sweep(parent: Path) -> None:
     """Delete the folders of dead processes of this user below a temporary folder."""
-    above = os.open(parent, FOLDER & ~os.O_NOFOLLOW)  # the temporary folder itself may be a link
-    try:
+    with opened(parent, flags=FOLDER & ~os.O_NOFOLLOW) as above:  # the temporary folder itself may be a link
         for name in sorted(os.listdir(above)):
             if name.startswith(PREFIX):
                 with suppress(OSError):  # a link, another user's, alive, or swept by another process
                     _sweep(name, above)
-    finally:
-        os.close(above)
 
 
 def _sweep(name: str, above: int) -> None:
-    descriptor = os.open(name, FOLDER, dir_fd=above)
-    try:
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(descriptor, stat.S_IRWXU)
-            empty(descriptor)
+    with opened(name, above) as folder:
+        if os.fstat(folder).st_uid == os.geteuid():
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(folder, stat.S_IRWXU)
+            empty(folder)
             os.rmdir(name, dir_fd=above)
-    finally:
-        os.close(descriptor)

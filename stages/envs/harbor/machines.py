@@ -571,16 +571,9 @@ class BubblewrapMachine:
         return file[0] if file else None
 
     def _status(self, relative: str) -> os.stat_result | None:
-        try:
-            above = folders.descend(self.root, relative)
-        except OSError:
-            return None
-        try:
+        with suppress(OSError), folders.parent_of(self.root, relative) as above:
             return os.lstat(PurePosixPath(relative).name, dir_fd=above)
-        except OSError:
-            return None
-        finally:
-            os.close(above)
+        return None
 
     def close(self) -> None:
         """End everything and delete the folder."""

@@ -16,7 +16,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -98,11 +98,17 @@ def irregular_paths(root: Path) -> set[str]:
 
 def read(root: Path, path: str) -> TreeFile | None:
     """Read one regular file or link, None if there is none; no part of the path above it may be a link."""
-    content = folders.read(root, path)
-    if content is not None:
-        return TreeFile(content[0], stat.S_IFREG | stat.S_IMODE(content[1].st_mode) & 0o777)
-    target = folders.read_link(root, path)
-    return None if target is None else TreeFile(target, stat.S_IFLNK)
+    with folders.parent_if_any(root, path) as folder:
+        return None if folder is None else _read_open(PurePosixPath(path).name, folder)
+
+
+def _read_open(name: str, folder: int) -> TreeFile | None:
+    """Read one regular file or link of an open folder, None if there is none."""
+    if (content := folders.read_open_file(name, folder)) is not None:
+        return TreeFile(content[0], stat.S_IFREG | content[1].st_mode & 0o777)
+    with suppress(OSError):
+        return TreeFile(os.fsencode(os.readlink(name, dir_fd=folder)), stat.S_IFLNK)
+    return None
 
 
 def changes(before: Path, after: Path) -> Changes:
@@ -134,13 +140,9 @@ def changes(before: Path, after: Path) -> Changes:
                 present[entry.path] = TreeFile(b"", mode)
             continue
         # By the descriptor of its folder, not by path: no part of the path can become a link meanwhile.
-        if entry.is_file:
-            content = folders.read_open_file(entry.name, entry.folder)
-            data = None if content is None else content[0]
-        else:
-            data, mode = folders.read_open_link(entry.name, entry.folder), stat.S_IFLNK
-        if data is not None and (same is None or read(before, entry.path) != TreeFile(data, mode)):
-            present[entry.path] = TreeFile(data, mode)
+        file = _read_open(entry.name, entry.folder)
+        if file is not None and (same is None or read(before, entry.path) != file):
+            present[entry.path] = file
     return changed | {path: present[path] for path in sorted(present)}
 
 
