@@ -26,7 +26,8 @@ from typing import Any, NoReturn
 
 import pytest
 from _pytest.config import default_plugins
-from composer_outcomes import OutcomeCollector  # type: ignore[import-not-found]  # found in the sandbox alone
+from composer_outcomes import CONTROL, Reporter  # type: ignore[import-not-found]  # found in the sandbox alone
+from composer_supervisor import SealedReport  # type: ignore[import-not-found]
 
 os.environ["COVERAGE_FILE"] = os.path.join(tempfile.mkdtemp(), "coverage")
 
@@ -58,11 +59,12 @@ def prepare() -> None:
         Path(COMPILED).write_bytes(b"")
 
 
-class HeartbeatCollector(OutcomeCollector):
-    """Writes to a pipe which test begins, and records how long slow ones took."""
+class HeartbeatReporter(Reporter):
+    """Collects outcomes, writes to a pipe which test begins, and records how long slow ones took."""
 
     def __init__(self, keep: "set[str] | None", pipe: int) -> None:
-        super().__init__(keep)
+        self.report = SealedReport("")  # of this process, which seals nothing
+        super().__init__(self.report.record, keep)
         self.pipe, self.began = pipe, time.monotonic()
         self.slow: dict[str, float] = {}
         send(self.pipe, json.dumps(COLLECTION).encode() + b"\n")
@@ -149,15 +151,16 @@ def run_pytest(job: dict[str, Any], hanging: list[str], write_end: int) -> NoRet
     silence = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(silence, descriptor)
-    outcomes = HeartbeatCollector(None if job["keep"] is None else set(job["keep"]) - set(hanging), write_end)
+    reporter = HeartbeatReporter(None if job["keep"] is None else set(job["keep"]) - set(hanging), write_end)
     without = [f"--deselect={test}" for test in hanging]
     status = -1
     try:
-        status = pytest.main([*job["arguments"], *without, *(COVERAGE if job["coverage"] else [])], plugins=[outcomes])
+        status = pytest.main([*job["arguments"], *without, *(COVERAGE if job["coverage"] else [])], plugins=[reporter])
     finally:
         # In `finally`, with _exit: a SystemExit of the package must skip no report, nor reach the parent's loop.
         lines = executed_lines() if job["coverage"] else {}
-        send(write_end, json.dumps({**outcomes.result(status), "lines": lines, "slow": outcomes.slow}).encode())
+        ended = {"config_file": reporter.config_file, "status": int(status), "lines": lines, "slow": reporter.slow}
+        send(write_end, json.dumps({**reporter.report.result(CONTROL), **ended}).encode())
         os._exit(0)
 
 

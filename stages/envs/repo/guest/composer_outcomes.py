@@ -26,58 +26,6 @@ if TYPE_CHECKING:
 CONTROL = "composer-control"
 
 
-class OutcomeCollector:
-    """Collects reports. `keep` is the set of node ids to run, all of them when None."""
-
-    def __init__(self, keep: "set[str] | None" = None) -> None:
-        self.keep = keep
-        self.outcomes: dict[str, str] = {}
-        self.broken: list[list[str]] = []
-        self.config_file: str | None = None
-
-    def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
-        """Record a node that cannot be collected, with the end of the reason."""
-        if report.failed:
-            self.broken.append([report.nodeid, str(report.longrepr)[-2000:]])
-
-    # Last, so that no `-m` or `-k` in the configuration of the repository leaves the control out.
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(
-        self, session: "pytest.Session", config: "pytest.Config", items: "list[pytest.Item]"
-    ) -> None:
-        """Keep only the tests of `keep`, and add the control test."""
-        # `inipath` in newer pytests, `inifile` in older ones.
-        self.config_file = str(getattr(config, "inipath", None) or getattr(config, "inifile", None) or "")
-        if self.keep is not None:
-            items[:] = [item for item in items if item.nodeid in self.keep]
-        if hasattr(ControlItem, "from_parent"):
-            items.append(ControlItem.from_parent(session, name=CONTROL))
-        else:  # older pytest
-            items.append(ControlItem(CONTROL, session))
-
-    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
-        """Record the outcome of a phase; a failure or an error is final."""
-        outcome = outcome_of(report)
-        if outcome is not None and self.outcomes.get(report.nodeid) not in ("failed", "error"):
-            self.outcomes[report.nodeid] = outcome
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_report_teststatus(self, report: "pytest.TestReport") -> "tuple[str, str, str] | None":
-        """Remove the control from the output of pytest: its failures, its summary, its counts."""
-        return ("", "", "") if report.nodeid.endswith(CONTROL) else None
-
-    def result(self, status: int) -> "dict[str, Any]":
-        """Return the report, JSON-able; `status` is pytest's exit status."""
-        control = [self.outcomes.pop(name) for name in list(self.outcomes) if name.endswith(CONTROL)]
-        return {
-            "outcomes": self.outcomes,
-            "broken": self.broken,
-            "control": control,
-            "config_file": self.config_file,
-            "status": int(status),
-        }
-
-
 def outcome_of(report: "pytest.TestReport") -> "str | None":
     """Return the outcome of a test by the report of one phase; None while it is undecided."""
     expected = hasattr(report, "wasxfail")
@@ -106,17 +54,35 @@ class ControlItem(pytest.Item):
         return self.fspath, 0, CONTROL
 
 
-class Reporter(OutcomeCollector):
-    """Sends every outcome immediately, so that a later change of this object has no effect."""
+class Reporter:
+    """Sends every outcome immediately, so that a later change of this object has no effect.
 
-    def __init__(self, send: "Callable[[str, Any], None]") -> None:
-        OutcomeCollector.__init__(self)
-        self.send = send
+    `keep` is the set of node ids to run, all of them when None.
+    """
+
+    def __init__(self, send: "Callable[[str, Any], None]", keep: "set[str] | None" = None) -> None:
+        self.send, self.keep = send, keep
+        self.config_file: str | None = None
 
     def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
         """Send a node that cannot be collected, with the end of the reason."""
         if report.failed:
             self.send("broken", [report.nodeid, str(report.longrepr)[-2000:]])
+
+    # Last, so that no `-m` or `-k` in the configuration of the repository leaves the control out.
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, session: "pytest.Session", config: "pytest.Config", items: "list[pytest.Item]"
+    ) -> None:
+        """Keep only the tests of `keep`, and add the control test."""
+        # `inipath` in newer pytests, `inifile` in older ones.
+        self.config_file = str(getattr(config, "inipath", None) or getattr(config, "inifile", None) or "")
+        if self.keep is not None:
+            items[:] = [item for item in items if item.nodeid in self.keep]
+        if hasattr(ControlItem, "from_parent"):
+            items.append(ControlItem.from_parent(session, name=CONTROL))
+        else:  # older pytest
+            items.append(ControlItem(CONTROL, session))
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: "pytest.Item", call: "Any") -> "Any":
@@ -133,6 +99,11 @@ class Reporter(OutcomeCollector):
         outcome = outcome_of(report)
         if outcome is not None:
             self.send("outcome", [report.nodeid, outcome])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: "pytest.TestReport") -> "tuple[str, str, str] | None":
+        """Remove the control from the output of pytest: its failures, its summary, its counts."""
+        return ("", "", "") if report.nodeid.endswith(CONTROL) else None
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: "pytest.Session", exitstatus: int) -> None:
