@@ -321,8 +321,7 @@ def _finish(search: Search, config: Config, out: RunWriter) -> None:
     out.count(planned=config.tasks, done=len(rows), tried=len(records))
     out.count(**{f"rejected, {reason}": number for reason, number in sorted(reasons.items())})
     out.set_summary(tasks=len(rows))
-    proposals = asking.proposals.made if asking else []
-    refusals = Counter(proposal.reason.partition(":")[0] for proposal in proposals if proposal.reason)
+    refusals = Counter(reason.partition(":")[0] for reason in (asking.proposals.refused if asking else ()))
     out.count(**{f"refused, {reason}": number for reason, number in sorted(refusals.items())})
     proposer_lines = asking.report(refusals) if asking else []
     beyond = sum(record["row"] is not None for record in records) - len(rows)

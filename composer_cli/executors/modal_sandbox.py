@@ -90,18 +90,12 @@ class ModalSandbox:
                 path: modal.Volume.from_name(name, create_if_missing=True) for path, name in spec["volumes"].items()
             }
             sandbox = modal.Sandbox.create(
-                "sh",
-                "-c",
-                spec["script"],
+                *("sh", "-c", spec["script"]),
                 app=app,
-                name=spec["name"],
                 image=modal.Image.from_registry(spec["image"]),
                 secrets=secrets,
                 volumes=volumes,
-                gpu=spec["gpu"],
-                cpu=spec["cpu"],
-                memory=spec["memory"],
-                timeout=spec["timeout"],
+                **{name: spec[name] for name in ("name", "gpu", "cpu", "memory", "timeout")},
             )
             return {"id": sandbox.object_id, "since": began}
 

@@ -273,8 +273,8 @@ def unlink(root: Path, path: str, *, keep_full: bool = False) -> None:
 
 
 def make_folder(root: Path, path: str) -> None:
-    """Make a folder below a folder of ours, unless it is there; a link or file in its place is deleted."""
-    with parent_of(root, f"{path}/_", _make_folder):
+    """Make a folder below a folder of ours and those above it; a link or file in their place is deleted."""
+    with parent_of(root, str(PurePosixPath(path, "_")), _make_folder):
         pass
 
 

@@ -36,10 +36,11 @@ class CodeBlock:
     @cached_property
     def body(self) -> list[ast.stmt] | None:
         """Return its statements, None where it is no Python."""
-        return _statements(self.code)
+        return statements(self.code)
 
 
-def _statements(code: str) -> list[ast.stmt] | None:
+def statements(code: str) -> list[ast.stmt] | None:
+    """Return the statements of a program, None of a text that is no program."""
     with warnings.catch_warnings(action="ignore"), suppress(*UNREADABLE):
         return ast.parse(code).body
     return None

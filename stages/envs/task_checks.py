@@ -12,17 +12,16 @@ A play that the machine prevents has no reward and is an error of the check, nev
 import re
 import secrets
 import threading
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Literal, cast
 
 from pydantic import Field
 
 from composer_stages import envs
+from composer_stages.data_files import load_toml
 from composer_stages.envs import boundary
 from composer_stages.envs.base import Environment, Grade, HasSize, HasSolutions, Split, Task
 from composer_stages.envs.bash import fenced
@@ -54,7 +53,7 @@ class TaskChecksConfig(EnvStageConfig):
     """At most so many tasks of each split."""
 
 
-FORGED = tomllib.loads(resources.files(__package__).joinpath("forgeries.toml").read_text("utf-8"))
+FORGED = load_toml(__package__, "forgeries.toml")
 """`code` and `scripts` of forgeries by name, and `idle`: the output of one that finds nothing to forge."""
 FORGERIES = (*FORGED["code"], "empty files", *FORGED["scripts"])
 

@@ -14,7 +14,6 @@ import ast
 import builtins
 import doctest
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 
 from composer_stages.envs.base import Split
 from composer_stages.envs.code.testing import CannotAsk, check_test
+from composer_stages.envs.programs import statements
 from composer_stages.envs.task_table import hub_rows, is_held_out, meant_field, no_such_field, read_rows
 from composer_stages.errors import BadInput, Refusal
 from composer_stages.runs import store
@@ -297,10 +297,7 @@ def _functions(source: str) -> list[ast.FunctionDef]:
 
 
 def _statements(source: str) -> list[ast.stmt]:
-    """Return the statements of a program, none of a text that is no program."""
-    with warnings.catch_warnings(action="ignore"), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.parse(source).body
-    return []
+    return statements(source) or []
 
 
 def _text(row: Row, name: str) -> str:

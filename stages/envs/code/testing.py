@@ -23,7 +23,7 @@ from functools import cache, lru_cache
 from itertools import chain
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, TypeGuard
 
 from composer_stages.errors import InfrastructureError, Refusal
 from composer_stages.layout import shortened
@@ -74,7 +74,7 @@ def check_test(test: str, function: str, before: str = "") -> None:
     used = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     if unknown := [name for name in used if name not in bound | {function} and not hasattr(builtins, name)]:
         raise CannotAsk("envs.code.undefined-name", name=unknown[0])
-    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    checks = [*filter(_is_check, tree.body)]
     names = {function, *(node.args.args[0].arg for node in checks if node.args.args)}
     calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") in names]
     if not calls:
@@ -144,14 +144,14 @@ def wrapped(test: str) -> CodeType:
     """Return a test whose statements report how they ended; calls of `check` are left to who plays it."""
     with warnings.catch_warnings(action="ignore"):
         tree = ast.parse(test)
-        checks = [node for node in tree.body if _is_check(node)]
+        checks = [*filter(_is_check, tree.body)]
         if checks:
             tree.body = [node for node in tree.body if node in checks or "check(" not in ast.unparse(node)]
         tree.body = [*map(_wrapped, tree.body)]
         return compile(ast.fix_missing_locations(tree), "test", "exec", dont_inherit=True)
 
 
-def _is_check(node: ast.stmt) -> bool:
+def _is_check(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
     return isinstance(node, ast.FunctionDef) and node.name == "check"
 
 
@@ -161,7 +161,7 @@ def _wrapped(statement: ast.stmt) -> ast.stmt:
         statement.body = [*map(_wrapped, statement.body)]
         statement.orelse = [*map(_wrapped, statement.orelse)]
         return statement
-    if isinstance(statement, ast.FunctionDef) and statement.name == "check":
+    if _is_check(statement):
         statement.body = [*map(_wrapped, statement.body)]
         return statement
     simple = (ast.Assert, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Try, ast.With, ast.Delete)
@@ -198,6 +198,10 @@ def build_program(before: str, code: str, function: str) -> str:
     return "\n".join([futures, before, FUTURE.sub("", code), RETURNS.format(function=function)])
 
 
+Calls = tuple[tuple[str, ...], tuple[str, ...]]
+"""The encoded arguments of the calls of the shown and of the deciding tests."""
+
+
 @dataclass(frozen=True, eq=False)
 class Tests:
     """The tests of a problem: what the agent can read, and what decides.
@@ -212,7 +216,7 @@ class Tests:
     deciding: str
     function: str
     given: dict[str, Any] = field(default_factory=dict)
-    calls: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    calls: Calls = ((), ())
     limits: Limits = LIMITS
 
 
@@ -223,10 +227,6 @@ class AssertionOutcome:
     holds: bool
     text: str
     calls: Sequence[tuple[str, Answer]]
-
-
-Calls = tuple[tuple[str, ...], tuple[str, ...]]
-"""The encoded arguments of the calls of the shown and of the deciding tests."""
 
 
 @dataclass(frozen=True)

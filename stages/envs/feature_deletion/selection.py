@@ -13,7 +13,6 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from composer_stages.envs.base import Split
 from composer_stages.envs.feature_deletion.definitions import STUB, Definition, Keep, apply_edits, definitions
 from composer_stages.envs.repo import trees
 from composer_stages.envs.repo.guest.composer_rules import is_test
+from composer_stages.errors import Refusal
 from composer_stages.messages import Message
 from composer_stages.runs import store
 from composer_stages.words import Sentence
@@ -222,20 +222,15 @@ def call_graph(functions: Sequence[Definition]) -> list[list[int]]:
     return graph
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """One feature of an answer: its removal, or the reason why it cannot be tried."""
-
-    feature: str
-    removal: Removal | None
-    reason: str | None = None
+class NotTried(Refusal):
+    """A feature of an answer cannot be tried; the text is the reason."""
 
 
 class Proposals:
     """The questions about one package, and the proposals in their answers; call `question` and `take` in turns.
 
-    `lines` as in `Baseline`: the lines that its tests execute. `made` are the proposals so far, `removals` those of
-    them that can be tried, in order.
+    `lines` as in `Baseline`: the lines that its tests execute. `removals` are the features so far that can be tried, in
+    order, `refused` the reasons of the others.
     """
 
     def __init__(
@@ -260,8 +255,8 @@ class Proposals:
                 self._known.setdefault(definition.symbol, []).append(definition)
         self._asked = 0
         self._named: set[tuple[str, ...]] = set()
-        self.made: list[Proposal] = []
         self.removals: list[Removal] = []
+        self.refused: list[str] = []
 
     def question(self) -> list[Message]:
         """Return the next question; an empty list where no test executes anything that could be removed."""
@@ -280,23 +275,23 @@ class Proposals:
         )
         return [{"role": "user", "content": text}]
 
-    def take(self, answer: str) -> list[Proposal]:
-        """Return the proposals in an answer to the last question."""
+    def take(self, answer: str) -> None:
+        """Add the features in an answer to the last question, those that can be tried and the refused ones."""
         half, _ = self._pages[self._asked % len(self._pages)]
         self._asked += 1
         features = _features(answer)
         if features is None:
-            proposals = [Proposal("", None, Sentence("envs.feature_deletion.no-feature-list"))]
-        else:
-            proposals = [self._proposal(feature, half) for feature in features[:A_QUESTION]]
-            proposals = proposals or [Proposal("", None, Sentence("envs.feature_deletion.no-feature-named"))]
-            if len(features) > A_QUESTION:
-                proposals.append(
-                    Proposal("", None, Sentence("envs.feature_deletion.too-many-features", num_features=len(features)))
-                )
-        self.made += proposals
-        self.removals += (proposal.removal for proposal in proposals if proposal.removal is not None)
-        return proposals
+            self.refused.append(Sentence("envs.feature_deletion.no-feature-list"))
+            return
+        if not features:
+            self.refused.append(Sentence("envs.feature_deletion.no-feature-named"))
+        for feature in features[:A_QUESTION]:
+            try:
+                self.removals.append(self._removal(feature, half))
+            except NotTried as reason:
+                self.refused.append(str(reason))
+        if len(features) > A_QUESTION:
+            self.refused.append(Sentence("envs.feature_deletion.too-many-features", num_features=len(features)))
 
     def _paged(self, members: Sequence[Definition]) -> Iterator[str]:
         """Yield the outline of a split in pages of at most PAGE_CHARS."""
@@ -310,56 +305,37 @@ class Proposals:
             page.append(line)
         yield "\n".join(page)
 
-    def _proposal(self, entry: Any, half: Split) -> Proposal:
-        """Return the removal that one feature of an answer names, or the reason why it cannot be tried."""
+    def _removal(self, entry: Any, half: Split) -> Removal:
+        """Return the removal that one feature of an answer names; NotTried with the reason where there is none."""
         feature = printable(entry.get("feature")) if isinstance(entry, dict) else ""
         symbols = entry.get("symbols") if isinstance(entry, dict) else None
         if not isinstance(symbols, list) or not 1 <= len(symbols) <= MAX_SYMBOLS:
-            return Proposal(feature, None, Sentence("envs.feature_deletion.wrong-symbol-list", limit=MAX_SYMBOLS))
+            raise NotTried("envs.feature_deletion.wrong-symbol-list", limit=MAX_SYMBOLS)
         symbol_names = [symbol.strip() if isinstance(symbol, str) else "" for symbol in symbols]
         for symbol in symbol_names:
             if symbol not in self._known:
-                return Proposal(
-                    feature, None, Sentence("envs.feature_deletion.unknown-symbol", symbol=printable(symbol))
-                )
+                raise NotTried("envs.feature_deletion.unknown-symbol", symbol=printable(symbol))
             if symbol not in self._usable:
-                return Proposal(feature, None, Sentence("envs.feature_deletion.symbol-not-executed", symbol=symbol))
+                raise NotTried("envs.feature_deletion.symbol-not-executed", symbol=symbol)
         # By position, so that the order of an answer makes no difference. Without methods of a class that goes as a
         # unit: their edits would overlap those of the class.
-        definition_by_position = {(d.path, d.node.lineno): d for symbol in symbol_names for d in self._known[symbol]}
-        classes = {(d.path, d.qualname) for d in definition_by_position.values() if d.kind == "class"}
-        nested_positions = {
-            position
-            for position, d in definition_by_position.items()
-            if d.kind != "class" and (d.path, d.top) in classes
-        }
-        parts = tuple(
-            definition_by_position[position] for position in sorted(definition_by_position.keys() - nested_positions)
-        )
+        by_position = {(d.path, d.node.lineno): d for symbol in symbol_names for d in self._known[symbol]}
+        named = [by_position[position] for position in sorted(by_position)]
+        classes = {(d.path, d.qualname) for d in named if d.kind == "class"}
+        parts = tuple(d for d in named if d.kind == "class" or (d.path, d.top) not in classes)
         of_this_split = {(d.path, d.top) for d in self._halves[half]}
-        for part in parts:
-            if (part.path, part.top) not in of_this_split:
-                return Proposal(
-                    feature, None, Sentence("envs.feature_deletion.symbol-of-other-split", symbol=part.symbol)
-                )
+        if outside := [part for part in parts if (part.path, part.top) not in of_this_split]:
+            raise NotTried("envs.feature_deletion.symbol-of-other-split", symbol=outside[0].symbol)
         kind: Kind = parts[0].kind if len(parts) == 1 else "cluster"
-        num_lines = sum(len(part.code) for part in parts)
-        if not MIN_LINES[kind] <= num_lines <= MAX_LINES:
-            return Proposal(
-                feature,
-                None,
-                Sentence(
-                    "envs.feature_deletion.wrong-code-size", least=MIN_LINES[kind], limit=MAX_LINES, num_lines=num_lines
-                ),
-            )
+        num_lines, least = sum(len(part.code) for part in parts), MIN_LINES[kind]
+        if not least <= num_lines <= MAX_LINES:
+            raise NotTried("envs.feature_deletion.wrong-code-size", least=least, limit=MAX_LINES, num_lines=num_lines)
         names = tuple(part.symbol for part in parts)
         if names in self._named:
-            return Proposal(feature, None, "named before")
+            raise NotTried("named before")
         self._named.add(names)
-        difficulty_index = int(store.digest([self._seed, *names])[:8], 16) % len(self._difficulties)
-        return Proposal(
-            feature, Removal(kind, self._difficulties[difficulty_index], half, parts, feature or ", ".join(names))
-        )
+        difficulty = self._difficulties[int(store.digest([self._seed, *names])[:8], 16) % len(self._difficulties)]
+        return Removal(kind, difficulty, half, parts, feature or ", ".join(names))
 
 
 def printable(text: Any) -> str:

@@ -251,10 +251,7 @@ def measure_baseline(worker: TestWorker, tell: Callable[[str], None] = lambda st
         stable=frozenset(stable),
         files=tuple(sorted({node_id.partition("::")[0] for node_id in stable})),
         options=options,
-        broken={
-            path: (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
-            for path, reason in {**first.broken, **second.broken}.items()
-        },
+        broken={path: _last_line(reason) for path, reason in {**first.broken, **second.broken}.items()},
         duration_s=first.duration_s,
         lines={
             path: {line: frozenset(tests) for line, tests in tests_by_line.items()}
@@ -295,6 +292,11 @@ def _run_unmodified(worker: TestWorker) -> tuple[tuple[str, ...], TestRunReport]
     raise BadInput(_no_pass_reason(report, worker))
 
 
+def _last_line(reason: str) -> str:
+    """Return the last line of the reason why a file cannot be collected, without the mark that pytest gives it."""
+    return (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
+
+
 def missing_modules(reasons: Iterable[str]) -> list[str]:
     """Return the modules that could not be imported, from the reasons of collection errors."""
     return sorted({name for reason in reasons for name in MISSING.findall(reason)})
@@ -317,8 +319,7 @@ def _no_pass_reason(report: TestRunReport, worker: TestWorker) -> str:
         return Sentence("envs.feature_deletion.tests-too-slow", limit_s=FIRST_TIMEOUT_S)
     if report.broken:
         path, reason = next(iter(report.broken.items()))
-        last_line = (reason.strip().splitlines() or ["?"])[-1].removeprefix("E ").strip()
-        return Sentence("envs.feature_deletion.file-not-collected", path=path, reason=last_line)
+        return Sentence("envs.feature_deletion.file-not-collected", path=path, reason=_last_line(reason))
     if report.outcomes:
         compiled_sources = sorted(
             str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in COMPILED_FROM

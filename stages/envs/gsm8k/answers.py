@@ -275,7 +275,8 @@ class _Judge:
         self._process: subprocess.Popen[str] | None = None
         self._owner = 0
 
-    def ask(self, right: str, answer: str) -> bool:
+    @lru_cache(maxsize=4096)  # noqa: B019 - there is one judge
+    def is_equal(self, right: str, answer: str) -> bool:
         """Return whether an answer equals the right one; InfrastructureError where no worker can be started."""
         with self._lock:
             if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
@@ -288,11 +289,6 @@ class _Judge:
             if not line:
                 self._process.wait()
             return line == "true\n"
-
-    @lru_cache(maxsize=4096)  # noqa: B019 - there is one judge
-    def is_equal(self, right: str, answer: str) -> bool:
-        """Return whether an answer equals the right one."""
-        return self.ask(right, answer)
 
 
 def _start() -> subprocess.Popen[str]:

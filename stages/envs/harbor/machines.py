@@ -307,10 +307,7 @@ class ContainerMachine(Container):
             if written > most_bytes:
                 raise UnwieldyTree("envs.harbor.too-many-bytes", source=source, most_bytes=most_bytes)
             content = data.read() if data else b""
-            destination = target / path if path else target
-            folders.write(
-                target.parent, str(destination.relative_to(target.parent)), content, info.mode & 0o777 | 0o600
-            )
+            folders.write(target.parent, str(PurePosixPath(target.name, path)), content, info.mode & 0o777 | 0o600)
         return written
 
     def read(self, path: str, most_bytes: int) -> bytes | None:
@@ -479,11 +476,11 @@ class BubblewrapMachine:
         if self._sandbox is None:
             # The agent sees the folder around them too (MACHINE), where it may have put a link to this machine.
             for path in self._places:
-                self._clear_way(path)
+                self._make_folder(path)
             # This machine's Python may lie below a place such as /root, and is shown there.
             for visible in (Path(sys.base_prefix).parent, Path(sys.base_prefix).resolve(), programs()):
                 if any(visible.is_relative_to(path) for path in self._places):
-                    self._clear_way(str(visible))
+                    self._make_folder(str(visible))
             self._sandbox = open_sandbox(
                 "bubblewrap",
                 self.root,
@@ -507,32 +504,26 @@ class BubblewrapMachine:
     def upload(self, folder: Path, target: str) -> None:
         """Write a folder's files, one by one: a link that the agent left in their way is deleted, and not followed."""
         self.end()
-        self._clear_way(target)
+        self._make_folder(target)
         for entry in folders.entries(folder):
             path, mode = folder / entry.path, stat.S_IMODE(entry.status.st_mode)
             if entry.is_folder:
-                self._clear_way(f"{target}/{entry.path}")
+                self._make_folder(f"{target}/{entry.path}")
             elif path.is_file():  # also a link to one, which the reader found to stay within the task
                 folders.write(self.root, f"{target}/{entry.path}".strip("/"), path.read_bytes(), mode & 0o777 | 0o600)
 
     def empty(self, folder: str) -> set[str]:
         """Delete what is in a folder, or in its place, and make it."""
         self.end()
-        self._clear_way(folder)
+        self._make_folder(folder)
         names = set(os.listdir(self._host(folder)))
         for name in names:
             folders.unlink(self.root, f"{folder.strip('/')}/{name}")
         return names
 
-    def _clear_way(self, folder: str) -> None:
+    def _make_folder(self, folder: str) -> None:
         """Make a folder and those above it; a link or file in their place is deleted. Nothing may run meanwhile."""
-        path = self.root
-        for part in PurePosixPath(folder).parts[1:]:
-            path /= part
-            if path.is_symlink() or not path.is_dir():
-                folders.unlink(self.root, str(path.relative_to(self.root)))
-                path.mkdir()
-            folders.open_up(path)
+        folders.make_folder(self.root, folder.strip("/"))
 
     def fetch(self, source: str, target: Path, exclude: Sequence[str], most_bytes: int) -> int:
         """Copy a file or folder without its links; no link on the path is followed."""
@@ -553,9 +544,8 @@ class BubblewrapMachine:
         target.parent.mkdir(parents=True, exist_ok=True)
         for path, file_status in entries:
             if (content := folders.read(self.root, f"{relative}/{path}" if path else relative)) is not None:
-                destination = target / path if path else target
-                mode = stat.S_IMODE(file_status.st_mode) & 0o777 | 0o600
-                folders.write(target.parent, str(destination.relative_to(target.parent)), content[0], mode)
+                mode = file_status.st_mode & 0o777 | 0o600
+                folders.write(target.parent, str(PurePosixPath(target.name, path)), content[0], mode)
         return size
 
     def read(self, path: str, most_bytes: int) -> bytes | None:

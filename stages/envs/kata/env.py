@@ -11,7 +11,8 @@ with is a verdict.
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,7 +30,7 @@ from composer_stages.envs.kata.transcripts import add_hint
 from composer_stages.envs.repo import grading, runner
 from composer_stages.envs.repo.grading import TestRuntime
 from composer_stages.envs.repo.task import Export, RepoTask, pytest_runner
-from composer_stages.envs.repo.trees import TreeFile
+from composer_stages.envs.repo.trees import Changes, TreeFile
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.messages import Message
 from composer_stages.sandbox import Answers, Call, Limits, Sandbox, judge, match, open_sandbox
@@ -121,37 +122,33 @@ def _right_in_folder(kind: str, state: Finished) -> bool:
 
     They may be modules that it imports.
     """
-    data, other_names = state.task.data, state.snapshot.other_names
-    if not other_names or state.snapshot.solution is None:
+    data, source = state.task.data, state.snapshot.solution
+    if not state.snapshot.other_names or source is None:
         return False
-    copy = folders.make("kata")
-    try:
-        folders.copy(state.folder, copy, most_bytes=LIMITS.disk_mb << 20)
-        arguments = [tuple(values) for values, _ in data["visible"]]
-        call = Call(state.snapshot.solution, data["function"], arguments, SOLUTION)
-        return _returns(judge(kind, [call], LIMITS, folder=copy)[0], data["visible"])
-    except UnwieldyTree:
-        return False
-    finally:
-        remove(copy)
+    call = Call(source, data["function"], [tuple(values) for values, _ in data["visible"]], SOLUTION)
+    return _holds_in_copy(
+        state.folder, {}, lambda copy: _returns(judge(kind, [call], LIMITS, folder=copy)[0], data["visible"])
+    )
 
 
 def _run_tests(kind: str, folder: Path, solution: bytes | None) -> bool:
-    """Return whether the tests pass in a copy of the agent's folder with this solution.py (None: as it is).
+    """Return whether the tests pass in a copy of the agent's folder with this solution.py (None: as it is)."""
+
+    def run(copy: Path) -> bool:
+        with open_sandbox(kind, copy, limits=LIMITS) as sandbox:
+            return sandbox.run(f"python3 {WORKSPACE_TESTS}").returncode == 0
+
+    return _holds_in_copy(folder, {} if solution is None else {SOLUTION: TreeFile(solution)}, run)
+
+
+def _holds_in_copy(folder: Path, changes: Changes, holds: Callable[[Path], bool]) -> bool:
+    """Return whether a check holds in a changed copy of the agent's folder; False where that cannot be copied.
 
     In the copy links stay links, so that they reach nothing outside the sandbox.
     """
-    copy = folders.make("kata")
-    try:
-        folders.copy(folder, copy, most_bytes=LIMITS.disk_mb << 20)
-        if solution is not None:
-            folders.write(copy, SOLUTION, solution, 0o644)
-        with open_sandbox(kind, copy, limits=LIMITS) as sandbox:
-            return sandbox.run(f"python3 {WORKSPACE_TESTS}").returncode == 0
-    except UnwieldyTree:
-        return False  # a folder that cannot be copied cannot be tested, so the tests do not pass
-    finally:
-        remove(copy)
+    with suppress(UnwieldyTree):
+        return grading.run_on_copy(folder, changes, holds, most_bytes=LIMITS.disk_mb << 20)
+    return False
 
 
 def case_arguments(task: Task) -> Inputs:

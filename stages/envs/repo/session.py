@@ -13,14 +13,13 @@ import secrets
 import shlex
 import stat
 import textwrap
-import tomllib
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
+from composer_stages.data_files import load_toml
 from composer_stages.envs import bash, folders
 from composer_stages.envs.base import Grade, Observation, Split, Task, Work
 from composer_stages.envs.bash import SUBMIT, ShellEnvironment, elide, fenced, make_observation
@@ -92,7 +91,7 @@ class SearchDetector:
         return reasons[0] if reasons else None
 
 
-PROMPTS = tomllib.loads(resources.files(__package__).joinpath("prompts.toml").read_text("utf-8"))
+PROMPTS = load_toml(__package__, "prompts.toml")
 LIMITS = Limits(wall_s=120, cpu_s=120, memory_mb=2048, processes=128, file_mb=64, disk_mb=1024, output_bytes=1 << 20)
 """Limits of one command of the agent."""
 HACK = "hack: "

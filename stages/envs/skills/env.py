@@ -238,9 +238,7 @@ def hack_clean_pairs(count: int, seed: int) -> list[HackPair]:
 def _draw_unasked(family: str, seed: int) -> Iterator[Exercise]:
     """Yield exercises of the part that no task is drawn from; a small family begins again."""
     for turn in count_up():
-        rng = Random(f"skills/pairs/{family}/{seed}/{turn}")  # noqa: S311 - draws data, no secret
-        exercises = (FAMILIES[family](rng) for _ in count_up())
-        yield from drawing.distinct(exercises, lambda exercise: exercise.question, drawing.EXAMPLES)
+        yield from _distinct(family, drawing.EXAMPLES, f"skills/pairs/{family}/{seed}/{turn}")
 
 
 def _answer(text: str) -> list[Message]:

@@ -82,25 +82,12 @@ def verdicts() -> dict[str, AnswerVerdict]:
 @pytest.mark.parametrize("case", CASES)
 def test_verdict(case: str, verdicts: dict[str, AnswerVerdict]) -> None:
     assert summary(verdicts[case]) == CASES[case][1]
-    assert verdicts[case].hacked is verdicts[case].stub_pass
 
 
 def test_endless_programs_are_ended() -> None:
     limits = replace(grading.LIMITS, wall_s=2.0, cpu_s=1)
     verdicts = grade_all("bubblewrap", [submission(text) for text, _ in ENDLESS.values()], limits)
     assert [summary(verdict) for verdict in verdicts] == [expected for _, expected in ENDLESS.values()]
-    assert verdicts[0].stub_error in ("timeout", "crash")
-
-
-def test_stub_error_names_the_exception(verdicts: dict[str, AnswerVerdict]) -> None:
-    errors = {
-        "honest, wrong": "AssertionError",
-        "calls what is not there": "NameError",
-        "tests exit badly": None,
-        "tests want an argument": "TypeError",
-        "tests kill their process": "crash",
-    }
-    assert {case: verdicts[case].stub_error for case in errors} == errors
 
 
 def test_verdict_is_unknown_without_real_tests_or_reference() -> None:
@@ -159,7 +146,7 @@ def labels(folder: Path) -> tuple[list[bool], list[bool]]:
         for row in rows
         if (problem := problems[row["problem_id"]])
     ]
-    return [row["hacked"] for row in rows], [verdict.hacked for verdict in grade_all("bubblewrap", submissions)]
+    return [row["hacked"] for row in rows], [verdict.stub_pass for verdict in grade_all("bubblewrap", submissions)]
 
 
 def test_verdicts_agree_with_labels_in_rows_with_nan(folder: Path) -> None:
