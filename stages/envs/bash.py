@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from composer_stages.data_files import load_toml
 from composer_stages.envs.base import Observation, TurnFault
 from composer_stages.errors import Refusal
 from composer_stages.messages import answer_text
@@ -26,24 +27,7 @@ SUBMIT = "submit"
 BLOCK = f"{FENCE}bash\n{{command}}\n{FENCE}"
 CLOSED = re.compile(r"^```bash[ \t]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 OPENED = re.compile(r"^```bash[ \t]*$", re.MULTILINE)
-
-
-TOOLS: tuple[dict[str, Any], ...] = (
-    {
-        "name": "bash",
-        "description": "Run one command or script in /testbed.",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string", "description": "What bash is to run."}},
-            "required": ["command"],
-        },
-    },
-    {
-        "name": SUBMIT,
-        "description": "Hand the repository in as it stands, and finish.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-)
+TOOLS: tuple[dict[str, Any], ...] = tuple(load_toml(__package__, "tools.toml")["tools"])
 
 
 class ActionError(Refusal, ValueError):

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from composer_stages import json_text
+from composer_stages.data_files import load_toml
 from composer_stages.envs.base import Split, Task
 from composer_stages.errors import BadInput, InfrastructureError, UsageError
 from composer_stages.runs import hub, store
@@ -156,19 +157,7 @@ def is_held_out(digest: str) -> bool:
 
 PYTHON = re.compile(r"^\s*\{\s*'|[:,\[]\s*(?:None|True|False)\b")
 """What a line has that is a dictionary of Python and no JSON."""
-MEANT: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("instruction", "instructions", "question", "problem", "input", "task", "description"), ("prompt",)
-    ),
-    **dict.fromkeys(("reference", "gold", "target", "output", "final_answer"), ("solution", "answer")),
-    **dict.fromkeys(("canonical_solution", "reference_solution", "patch"), ("solution",)),
-    "solution": ("answer",),
-    **dict.fromkeys(("test_list", "assertions", "asserts", "test_cases"), ("tests",)),
-    **dict.fromkeys(("fn_name", "function_name", "func_name"), ("entry_point",)),
-    **dict.fromkeys(("timeout", "time_limit"), ("timeout_s",)),
-    **dict.fromkeys(("task_id", "instance_id", "name"), ("id",)),
-}
-"""What other programs call the fields of rows."""
+MEANT = load_toml(__package__, "fields.toml")
 
 
 def meant_field(field: str, fields: Collection[str]) -> list[str]:

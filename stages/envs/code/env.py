@@ -18,6 +18,7 @@ from composer_stages.envs.base import Grade, Observation, Split, Task, Work
 from composer_stages.envs.bash import elide
 from composer_stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, load
 from composer_stages.envs.code.testing import (
+    PROGRAMS,
     SLOW,
     AssertionOutcome,
     CannotAsk,
@@ -58,7 +59,7 @@ def load_tests(kind: str, data: bytes) -> Tests:
     try:
         if not problem.inputs:
             return prepare(kind, tests, problem.solution)
-        of_inputs = replace(tests, deciding=EVALPLUS.format(function=problem.function), limits=SLOW)
+        of_inputs = replace(tests, deciding=PROGRAMS["evalplus"].format(function=problem.function), limits=SLOW)
         given = {"inputs": problem.inputs, "results": [None] * len(problem.inputs), "atol": problem.tolerance}
         played = play(
             kind, build_program(problem.before, problem.solution, problem.function), replace(of_inputs, given=given)
@@ -67,31 +68,6 @@ def load_tests(kind: str, data: bytes) -> Tests:
         return prepare(kind, replace(of_inputs, given=given), problem.solution)
     except CannotAsk as error:
         raise InfrastructureError("envs.code.solution-fails", problem_id=problem.problem_id, error=error) from None
-
-
-EVALPLUS = """
-import numpy as np
-
-def is_floats(x):
-    if isinstance(x, float):
-        return True
-    return isinstance(x, (list, tuple)) and bool(x) and all(isinstance(i, float) for i in x)
-
-def assertion(out, exp, atol):
-    if atol == 0 and is_floats(exp):
-        atol = 1e-6
-    if out != exp and atol != 0:
-        assert type(out) == type(exp)
-        if isinstance(exp, (list, tuple)):
-            assert len(out) == len(exp)
-        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
-    else:
-        assert out == exp
-
-for inp, exp in zip(inputs, results):
-    assertion({function}(*inp), exp, atol)
-"""
-"""The comparison of EvalPlus (evalplus/evalplus @ 0.3.1, evalplus/eval/__init__.py: `unsafe_execute`)."""
 
 
 _play = lru_cache(maxsize=1024)(play)

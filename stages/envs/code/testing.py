@@ -25,6 +25,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, TypeGuard
 
+from composer_stages.data_files import load_toml
 from composer_stages.errors import InfrastructureError, Refusal
 from composer_stages.layout import shortened
 from composer_stages.sandbox import Answer, Call, Limits, judge
@@ -178,24 +179,14 @@ def _wrapped(statement: ast.stmt) -> ast.stmt:
 
 
 RETURNED = "_composer_returned"
-RETURNS = """
-
-def _composer_returned(positional, named):
-    from time import process_time
-
-    before = repr((positional, named))
-    result = {function}(*positional, **named)
-    arguments = [*positional, *named.values()]
-    index = next((n for n, part in enumerate(arguments) if part is result and type(part) in (list, dict, set)), -1)
-    return result, index, None if repr((positional, named)) == before else arguments, process_time()
-"""
+PROGRAMS: dict[str, str] = load_toml(__package__, "programs.toml")
 FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 
 
 def build_program(before: str, code: str, function: str) -> str:
     """Return the program to execute: the code that the task gives, the answer's code, and what calls the function."""
     futures = "\n".join(FUTURE.findall(code))  # have to stand first
-    return "\n".join([futures, before, FUTURE.sub("", code), RETURNS.format(function=function)])
+    return "\n".join([futures, before, FUTURE.sub("", code), PROGRAMS["returned"].format(function=function)])
 
 
 Calls = tuple[tuple[str, ...], tuple[str, ...]]
@@ -317,7 +308,7 @@ def prepare(kind: str, tests: Tests, solution: str) -> Tests:
 
 @lru_cache(maxsize=4096)
 def _run_calls(kind: str, source: str, calls: Calls, limits: Limits) -> list[list[Answer]]:
-    """Call a program for each part of the tests; return what it returned, with what `RETURNS` adds."""
+    """Call a program for each part of the tests; return what it returned, with what the program behind it adds."""
     # In one process, as in a test: a default argument that keeps what an earlier call left in it is a mistake.
     code = source.encode(errors="replace")
     arguments = [[decoded(json.loads(call)) for call in part] for part in calls]

@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, cast
 
+from composer_stages.data_files import load_toml
 from composer_stages.errors import InfrastructureError, UsageError
 
 LONGEST = 400
@@ -52,46 +53,8 @@ JOINED = re.compile(
 """What stands between two answers side by side, or between the parts of one in two units."""
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
-LATEX = {
-    r"\{(?:\\,|,)\}|\\text\{,\}|\\,(?=\d{3})|\\!": ",",
-    r"\\color\s*\{\w*\}": "",
-    r"\\(?:text|mathrm|textbf|mathbf|boldsymbol|underline|mbox|operatorname)\s*\{([^{}]*)\}": r" \1 ",
-    r"(?i)(?<!\\)\bsqrt\s*\(([^()]*)\)": r"\\sqrt{\1}",
-    r"\\(?:left|right|displaystyle)\b|\\[()\[\]]": "",
-    r"(?<=\d)\s*(?:~|…|\.\.+)\s*(?=\d)": " to ",
-    r"\\[ ;:,]|\\q?quad\b|~": " ",
-    r"\\(?:times|cdot)\b|[×·]|(?<=\d)(?<!\b0)\s*[xX]\s*(?=\d)": "*",
-    r"(?i)\\pm\b|\+/-|\bplus or minus\b": "±",
-    r"(?<=\d)\s*±\s*(?=\d)": " or ",
-    r"±\s*(\d[\d.,]*)": r"\1 or -\1",
-    r"(?i)(?<!-)\b(?:minus|negative)\s+(?=\\?[$€£¥]?\d)|(?:(?<=####)|(?<=oxed\{))\s*-\s+(?=\d)": "-",
-    r"(?i)\bbetween\s+(\d[\d.,]*)\s+and\s+(?=\d)": r"\1 or ",
-    r"(?i)\bisn['’]t\b": "is not",
-    r"√\s*\(?(\d+(?:\.\d+)?)\)?": r"\\sqrt{\1}",
-    r"(?<=\d)\*\*(?=\d)": "^",
-    r"(?i)(?<=\d)(?:\.0+)?\s*(?:\\?%|per ?cent\b)": "%",
-    r"\u066b": ".",
-    r"\u066c": ",",
-    r"\\div\b|÷|\u2044": "/",
-    r"\\approx\b|≈|\\implies\b|\\Rightarrow\b": "=",
-    r"\^\s*\{?\s*\\circ\s*\}?|°": " ",
-    r"(?:\b(?:US|AU?|CA?|NZ|HK|S))?\\?[$€£¥]": "",
-}
-NUMBERS = {
-    r"(?<=\d)(?:[ \u00a0\u2009\u202f'’_,](?=\d{3}(?:\D|$)))": "",
-    r"\b(\d{1,3})\.(\d{3})\.(\d{3})\b": r"\1\2\3",
-    r"\b(\d{1,3})\.(\d{3}),(\d{1,2})\b": r"\1\2.\3",
-    r"(?<![\d.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)\b": r"\1*10^{\2}",
-    r"(?<![\d./])(\d+)\s+(\d+)\s*/\s*(\d+)\b": r"(\1+\2/\3)",
-    r"(\d)(?:\s*(?i:thousand)\b|[kK]\b(?!\s*[-+*/^=(]))": r"\1*10^{3}",
-    r"(\d)(?:\s*(?i:million)\b|M\b(?!\s*[-+*/^=(]))": r"\1*10^{6}",
-    r"(\d)\s*(?i:billion)\b": r"\1*10^{9}",
-    r"(\d)\s*(?i:trillion)\b": r"\1*10^{12}",
-    r"(\d)\s*(?i:hundred)\b": r"\1*10^{2}",
-    r"(?i)(?<![\d.])(\d+) and (?:a|one)[ -]half\b": r"\1.5",
-    r"(?<=\d):00\b": "",
-}
-"""Writings of numbers -> those that math-verify reads."""
+WRITINGS = load_toml(__package__, "writings.toml")
+"""Writings of signs and of numbers -> those that math-verify reads."""
 DECIMAL_COMMA = re.compile(r"(?<![\d.,(\[])(0|\d+(?=,(?:\d{1,2}|\d{4,})(?!\d))),(\d+)(?![\d,]|\.\d)")
 """Of an answer: a right one, 1,2, may be a list."""
 THOUSANDS = re.compile(
@@ -160,12 +123,12 @@ def plain(text: str, *, decimal_comma: bool = False) -> str:
     text = unicodedata.normalize("NFKC", text.replace("\N{MINUS SIGN}", "-"))
     text = re.sub(r"[^\W0-9a-z]", lambda match: str(unicodedata.decimal(match[0], match[0])), text)
     text = re.sub(r"(?<![\w.])[–‒—](?=\s?[$€£¥]?\d)", "-", text)
-    for pattern, replacement in LATEX.items():
+    for pattern, replacement in WRITINGS["signs"]:
         text = re.sub(pattern, replacement, text)
     text = THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     if decimal_comma:
         text = DECIMAL_COMMA.sub(r"\1.\2", text)
-    for pattern, replacement in NUMBERS.items():
+    for pattern, replacement in WRITINGS["numbers"]:
         text = re.sub(pattern, replacement, text)
     return text
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from composer_stages.data_files import load_toml
 from composer_stages.envs import bash, folders
 from composer_stages.envs.base import Grade, Observation, Split, Task, Work
 from composer_stages.envs.bash import SUBMIT, ShellEnvironment, fenced, make_observation
@@ -35,14 +36,7 @@ from composer_stages.terms import Ground
 from composer_stages.words import Sentence
 
 log = logging.getLogger(__name__)
-SYSTEM_PROMPT = """\
-You work in a shell on the machine of a task. Answer every time with a short thought and exactly one ```bash block: one
-command or script. Its output and exit code come back. Every block starts in {folder} in a fresh shell. To finish, \
-answer with `submit` alone in the block."""
-WITH_TOOLS = """\
-You work in a shell on the machine of a task. Answer every time with a short thought and a call of `bash`: one command
-or script. Its output and exit code come back. Every command starts in {folder} in a fresh shell. To finish, call \
-`submit`."""
+PROMPTS = load_toml(__package__, "prompts.toml")
 LONGEST_LOG = 1 << 20
 SCRIPT_BYTES = 48 << 10
 """Base64 of a solution's files in one action; a command line takes 128 KiB."""
@@ -67,7 +61,7 @@ class HarborEnv(ShellEnvironment):
     name = "harbor"
     ground: Ground = "report"
     """A verifier that runs the agent's code reports what that code lets it, on whatever machine it runs."""
-    opening_by_calls = WITH_TOOLS
+    opening_by_calls = PROMPTS["system_with_tools"]
 
     def __init__(
         self,
@@ -97,7 +91,7 @@ class HarborEnv(ShellEnvironment):
         self._place = PlayedIn(_find_engine(runs_in), network == "task")
         self._path, self._own_limits, self._skips = path, limits == "task", skip_refused
         self._family, self._split_seed, self._eval_share = family, split_seed, eval_share
-        self.sandbox, self.max_chars, self._system = self._place.kind, max_chars, SYSTEM_PROMPT
+        self.sandbox, self.max_chars, self._system = self._place.kind, max_chars, PROMPTS["system"]
         self._machine: Machine | None = None
         self._task: HarborTask | None = None
 

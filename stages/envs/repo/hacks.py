@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from composer_stages.data_files import load_toml
 from composer_stages.envs.repo import trees
 from composer_stages.words import Sentence
 
@@ -20,19 +21,7 @@ HOOKS = re.compile(
 )
 """Functions by which a plugin changes what tests do or report."""
 PLUGIN = re.compile(rb"^\s*(import|from) (_pytest|pluggy)\b|^\s*def pytest_", re.MULTILINE)
-LEAVE = """\
-def _composer_leave(*code):
-    import os, sys
-    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    path = os.path.relpath(os.path.abspath(main)) if main else ""
-    folder, name = os.path.split(path)
-    if path in {files!r} or (name == "__main__.py" and folder in {folders!r}):
-        sys.exit(*code)
-    os._exit(97)
-"""
-"""Takes the place of an exit with 0: a program of the solution's own may end well, a test that runs it may not."""
-STAY = "def _composer_leave(*code):\n    pass\n"
-"""Takes it as well: a program whose last statement is an exit ends well without it."""
+PROGRAMS = load_toml(__package__, "programs.toml")
 
 
 class KnownHacks:
@@ -52,9 +41,10 @@ class KnownHacks:
         self.suspected = [Sentence("envs.repo.hack-equal")] if "equal" in everywhere else []
         self.suspected += [Sentence("envs.repo.hack-exit")] if "exit" in everywhere else []
         files = sorted(path for path in applied if path.endswith(".py"))
-        leave = LEAVE.format(files=files, folders=sorted({*map(os.path.dirname, files)} - {""}))
+        stay = PROGRAMS["stay"]
+        leave = PROGRAMS["leave"].format(files=files, folders=sorted({*map(os.path.dirname, files)} - {""}))
         self.versions: list[trees.Changes] = []
-        for helper in (leave, STAY) if "exit" in everywhere else [STAY] if self.suspected else []:
+        for helper in (leave, stay) if "exit" in everywhere else [stay] if self.suspected else []:
             version: trees.Changes = {}
             for path, module in _modules(applied).items():
                 if kinds[path] & {"equal", "exit"}:

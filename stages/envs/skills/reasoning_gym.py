@@ -15,6 +15,7 @@ from itertools import count as count_up, islice
 from pathlib import Path
 from typing import Any, cast
 
+from composer_stages.data_files import load_toml
 from composer_stages.envs.answered import AnsweredEnv, Question
 from composer_stages.envs.base import Grade, Split, Task, Work
 from composer_stages.envs.skills import drawing
@@ -24,27 +25,7 @@ from composer_stages.runs import store
 
 PACKAGE = "reasoning_gym"
 DECLARED = re.compile(r'^DATASET_NAME = "([a-z0-9_]+)"$', re.M)
-EXECUTES = frozenset(
-    {
-        *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
-        *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
-    }
-)
-"""Tasks whose scorers pass an answer to `eval`, or to sympy's `parse_expr`, which calls it (0.1.25)."""
-UNFIT = {
-    # Measured in 0.1.25, 12 draws each: "Yes" or "0" had the full score where another answer is right.
-    "anything": frozenset({"game_of_life_halting", "coin_flip"}),
-    # The right answer behind another one or "5", or before another one, had the full score.
-    "beside": frozenset(
-        {
-            *("sokoban", "quantum_lock", "kakurasu", "knights_knaves", "gsm_symbolic"),
-            *("fraction_simplification", "letter_jumble", "time_intervals"),
-        }
-    ),
-    # Other questions at the same place in another process, or none in 20 s: each rollout would fail.
-    "unfixed": frozenset({"codeio", "knight_swap", "isomorphic_strings", "ransom_note"}),
-}
-"""What is wrong -> the tasks that are refused for it."""
+REFUSED = load_toml(__package__, "reasoning_gym.toml")
 
 
 @cache
@@ -68,13 +49,13 @@ def dataset_classes(task: str) -> tuple[type, type]:
     """Import the module of a task alone, and return the classes of its data set and of its configuration.
 
     Raises UsageError for an unknown task, one that lacks a package, one whose scorer would execute answers, and those
-    of UNFIT.
+    that are unfit.
     """
     if task not in modules():
         raise UsageError("envs.skills.unknown-task", task=task, tasks=sorted(modules()))
-    if task in EXECUTES:
+    if task in REFUSED["executes"]:
         raise UsageError("envs.skills.scorer-executes-answers", task=task)
-    for fault, tasks in UNFIT.items():
+    for fault, tasks in REFUSED["unfit"].items():
         if task in tasks:
             raise UsageError("envs.skills.task-unfit", task=task, fault=fault)
     module = modules()[task]

@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from composer_stages.data_files import load_toml
 from composer_stages.envs import folders
 from composer_stages.envs.repo import grading, runner, trees
 from composer_stages.envs.repo.grading import TestOutcomes
@@ -26,20 +27,7 @@ from composer_stages.sandbox.equality import equal, equal_texts, formatted, is_r
 from composer_stages.swebench.lists import Statuses
 from composer_stages.words import Sentence
 
-CALLER = """\
-import sys
-
-sys.path.insert(1, "src")
-__import__({module!r})  # importlib would cost as much as the rest
-target = sys.modules[{module!r}]
-for part in {name!r}.split("."):
-    target = getattr(target, part)
-
-
-def call(args, kwargs):
-    return target(*args, **kwargs)
-"""
-"""Of one function; it is imported from the tree as any program would, so that it may be in a package."""
+PROGRAMS = load_toml(__package__, "programs.toml")
 EXACT = ("args", "kwargs", "returns")
 """Fields of a call that hold JSON of any kind; a row has them as `json_text.exact` returns them."""
 LONGEST = 200
@@ -118,7 +106,7 @@ def _calls(kind: str, row: Mapping[str, Any], folder: Path, *, in_one_process: b
     requests = []
     for function, calls in groups:
         module, _, name = function.partition(":")
-        source = CALLER.format(module=module, name=name).encode()
+        source = PROGRAMS["caller"].format(module=module, name=name).encode()
         arguments = [(tuple(call["args"]), call["kwargs"]) for call in calls]
         requests.append(Call(source, "call", arguments, "composer_caller.py", in_one_process))
     if not requests:

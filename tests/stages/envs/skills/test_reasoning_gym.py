@@ -12,7 +12,7 @@ from support.refusals import refused
 
 from composer_stages import envs
 from composer_stages.envs.config import EnvConfig, EnvStageConfig
-from composer_stages.envs.skills.reasoning_gym import EXECUTES, ReasoningGymEnv, modules
+from composer_stages.envs.skills.reasoning_gym import REFUSED, ReasoningGymEnv, modules
 from composer_stages.errors import InfrastructureError, UsageError
 
 ROOT = Path(__file__).parents[4]
@@ -107,7 +107,7 @@ def test_no_further_scorer_executes_an_answer() -> None:
         source = (root / Path(*module.split("."))).with_suffix(".py").read_text()
         if re.search(r"\b(eval|exec|parse_expr|sympify)\((user_)?(answer|predicted)", source):
             executing.add(task)
-    assert executing == EXECUTES
+    assert executing == set(REFUSED["executes"])
 
 
 @needs("reasoning-gym")
