@@ -25,14 +25,6 @@ INTERRUPTED, CANCELLED, LOST = "interrupted", "cancelled", "lost"
 ACTIVE = (QUEUED, RUNNING)
 EVERY_S = 2.0
 """Between two reads of a log."""
-EXIT_CODES = {
-    1: "it failed, or a check of its own is not passed",
-    2: "it was refused",
-    3: "incomplete but saved, as where a server does not answer, or a verdict without enough data",
-    4: "an input is missing, damaged or of another kind",
-    5: "Composer or its machine failed: an unforeseen error, a full disk, no memory",
-}
-
 EXECUTORS = Registry[str](
     "composer.executors",
     {
@@ -124,8 +116,7 @@ def state_of_exit(code: int) -> JobState:
     # 128 + SIGINT, SIGKILL (out of memory, or a scheduler's last word) and SIGTERM.
     if code in (130, 137, 143):
         return JobState(INTERRUPTED, Sentence("cli.exit-code-resumable", exit_code=code))
-    meaning = EXIT_CODES.get(code)
-    return JobState(FAILED, f"exit code {code}: {meaning}" if meaning else f"exit code {code}")
+    return JobState(FAILED, Sentence("cli.exit-code-of-job", exit_code=code))
 
 
 def follow_log(text: Callable[[], str], over: Callable[[], bool], every_s: float = EVERY_S) -> Iterator[str]:

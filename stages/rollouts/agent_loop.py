@@ -3,7 +3,7 @@
 In reading order: a rollout and its limits; one turn
 (`next_turn`, `act`) and the grade (`grade`); two ways to play many rollouts; and `play_missing`, which plays those of a
 stage and writes their units. `play` advances a batch in lock step, because the arithmetic of a local model depends on
-the batch. `play_each` lets every rollout of a policy on a server advance at its own pace, so that a slow answer,
+the batch. `ConcurrentLoop` lets every rollout of a policy on a server advance at its own pace, so that a slow answer,
 command or grader delays no other rollout; trainings play so, too (`composer_stages.training.rollouts.RolloutQueue`).
 
 A bad rollout is data: the rollout ends with its error and the others continue. Only failures of the machinery (no
@@ -375,46 +375,14 @@ def make_queue(rollouts: Iterable[LiveRollout]) -> RolloutsAhead:
     return ahead
 
 
-async def play_each(
-    make: Callable[[], Environment],
-    policy: Any,
-    ahead: RolloutsAhead,
-    finished: Callable[[LiveRollout], Awaitable[None]],
-    *,
-    rules: Rules,
-    in_flight: InFlight,
-    check: Callable[[], None],
-    is_needed: Callable[[LiveRollout], bool] = lambda rollout: True,
-    watch: Callable[[list[Row]], None] = lambda live: None,
-) -> None:
-    """Play and grade every rollout; `finished` gets a filled-in copy of each after grading, in any order.
-
-    `policy` has `ask` and `drain` (`composer_stages.policy.base.AsyncPolicy`). `check` raises when nothing more is to
-    be asked. Then, and after any error that does not belong to one rollout, all calls in flight are awaited, the
-    environments are closed, and the error is raised. The given rollouts stay unchanged, so that finished ones take
-    no memory. `is_needed` is asked before a rollout is set up and before each turn; one that is no longer needed ends
-    there and is not graded.
-    `watch` gets the live rollouts once a second: rollout_id, steps, doing (one word), doing_s and wall_s in seconds.
-    """
-    with _pools(in_flight) as (commands, gradings):
-        loop = _ConcurrentLoop(
-            make, policy, rules, check, is_needed, finished, commands, gradings, asyncio.Queue(in_flight.rollouts)
-        )
-        reporter = asyncio.create_task(loop.report_live(watch))
-        try:
-            players = loop.play_all(ahead, in_flight.rollouts)
-            await background.gather([players, *(loop.grade_all() for _ in range(in_flight.gradings))])
-        finally:
-            reporter.cancel()
-            await asyncio.gather(reporter, return_exceptions=True)
-            for rollout, environment in loop.open.values():
-                await _in_pool(commands, partial(_guarded, rollout, environment, environment.close))
-            await policy.drain()
-
-
 @dataclass
-class _ConcurrentLoop:
-    """The players and graders of one `play_each`, on the event loop of the policy's servers.
+class ConcurrentLoop:
+    """Plays and grades rollouts independently of each other, on the event loop of the policy's servers.
+
+    `policy` has `ask` and `drain` (`composer_stages.policy.base.AsyncPolicy`). `finished` gets a filled-in copy of each
+    rollout after grading, in any order. `check` raises when nothing more is to be asked. `is_needed` is asked before a
+    rollout is set up and before each turn; one that is no longer needed ends there and is not graded. `watch` gets the
+    live rollouts once a second: rollout_id, steps, doing (one word), doing_s and wall_s in seconds.
 
     Commands and gradings block, so each kind has a pool of threads. A played rollout is replaced by the next at once
     and waits for a grader in `ungraded`, whose size bounds the waiting ones; None there ends the graders. `open` holds
@@ -423,18 +391,40 @@ class _ConcurrentLoop:
 
     make: Callable[[], Environment]
     policy: Any
-    rules: Rules
-    check: Callable[[], None]
-    is_needed: Callable[[LiveRollout], bool]
     finished: Callable[[LiveRollout], Awaitable[None]]
-    commands: ThreadPoolExecutor
-    gradings: ThreadPoolExecutor
-    ungraded: "asyncio.Queue[RolloutPair | None]"
-    open: dict[int, RolloutPair] = field(default_factory=dict)
-    doing: dict[int, tuple[str, float]] = field(default_factory=dict)
+    rules: Rules
+    in_flight: InFlight
+    check: Callable[[], None]
+    is_needed: Callable[[LiveRollout], bool] = lambda rollout: True
+    watch: Callable[[list[Row]], None] = lambda live: None
+    commands: ThreadPoolExecutor = field(init=False)
+    gradings: ThreadPoolExecutor = field(init=False)
+    ungraded: "asyncio.Queue[RolloutPair | None]" = field(init=False)
+    open: dict[int, RolloutPair] = field(init=False, default_factory=dict)
+    doing: dict[int, tuple[str, float]] = field(init=False, default_factory=dict)
 
-    async def play_all(self, ahead: RolloutsAhead, num_players: int) -> None:
-        """Play `num_players` rollouts concurrently, then close the queue of the graders."""
+    async def play(self, ahead: RolloutsAhead) -> None:
+        """Play and grade every rollout of a queue.
+
+        When `check` raises, and after any error that does not belong to one rollout, all calls in flight are awaited,
+        the environments are closed, and the error is raised. The given rollouts stay unchanged, so that finished ones
+        take no memory.
+        """
+        self.ungraded = asyncio.Queue(self.in_flight.rollouts)
+        with _pools(self.in_flight) as (self.commands, self.gradings):
+            reporter = asyncio.create_task(self.report_live())
+            try:
+                graders = (self.grade_all() for _ in range(self.in_flight.gradings))
+                await background.gather([self.play_all(ahead), *graders])
+            finally:
+                reporter.cancel()
+                await asyncio.gather(reporter, return_exceptions=True)
+                for rollout, environment in self.open.values():
+                    await _in_pool(self.commands, partial(_guarded, rollout, environment, environment.close))
+                await self.policy.drain()
+
+    async def play_all(self, ahead: RolloutsAhead) -> None:
+        """Play as many rollouts at once as may be in flight, then close the queue of the graders."""
 
         async def player() -> None:
             while (planned := await ahead.get()) is not None:
@@ -448,7 +438,7 @@ class _ConcurrentLoop:
                     await self.finished(fresh)
             ahead.put_nowait(None)  # for the next player
 
-        await background.gather(player() for _ in range(num_players))
+        await background.gather(player() for _ in range(self.in_flight.rollouts))
         await self.ungraded.put(None)
 
     async def _play_one(self, rollout: LiveRollout) -> None:
@@ -513,7 +503,7 @@ class _ConcurrentLoop:
                 await self.finished(rollout)
         await self.ungraded.put(None)  # for the next grader
 
-    async def report_live(self, watch: Callable[[list[Row]], None]) -> None:
+    async def report_live(self) -> None:
         """Pass the activity of every live rollout to `watch`, once a second, until cancelled."""
         while True:
             now = time.monotonic()
@@ -528,7 +518,7 @@ class _ConcurrentLoop:
                 }
                 for rollout, doing, since in live
             ]
-            await _in_pool(None, partial(watch, rows))
+            await _in_pool(None, partial(self.watch, rows))
             await asyncio.sleep(LIVE_INTERVAL_S)
 
 
@@ -575,16 +565,16 @@ def play_missing(
             out.progress(noun, done, len(rollouts))
 
         out.progress(noun, done, len(rollouts))
-        await play_each(
+        loop = ConcurrentLoop(
             make,
             policy,
-            make_queue(missing),
             finished,
             rules=Rules.of(policy, config.max_steps, config.limits, config.history),
             in_flight=config.in_flight,
             check=out.raise_if_stopped,
             watch=lambda live: out.live(live, done, len(rollouts)),
         )
+        await loop.play(make_queue(missing))
 
     places = {id(rollout): index for index, rollout in enumerate(rollouts)}
 

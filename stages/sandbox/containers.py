@@ -20,6 +20,8 @@ from composer_stages.sandbox.guest.capture import Capture
 ENGINES = ("docker", "podman")
 START_S, GRACE_S = 600, 15
 """Seconds for the engine to start or end a container (it may fetch an image), and to answer after a timeout."""
+MANIFEST_S = 30
+"""Seconds for a registry to answer whether it has an image."""
 TIMEOUT_CODE = 124
 WAITING = "trap exit TERM; while :; do sleep 3600 & wait $!; done"
 """The command of a container: as process 1 it survives `kill -9 -1` and reaps what that leaves."""
@@ -70,13 +72,13 @@ def engine_info(program: str) -> EngineInfo:
     return EngineInfo(bool(rootless), Path(storage) if storage else None)
 
 
-def manifest_failure(program: str, image: str, timeout_s: float) -> str | None:
+def manifest_failure(program: str, image: str) -> str | None:
     """Return why an image that is not here cannot be fetched, without fetching it; None where it can."""
     try:
         words = [program, "manifest", "inspect", image]
-        process = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s)
+        process = subprocess.run(words, capture_output=True, text=True, timeout=MANIFEST_S)
     except (OSError, subprocess.TimeoutExpired):
-        return f"no answer within {timeout_s:g} s"
+        return f"no answer within {MANIFEST_S} s"
     return last_line(process.stderr) if process.returncode else None
 
 

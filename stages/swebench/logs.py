@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from composer_stages.data_files import load_toml
 from composer_stages.swebench.lists import TestLists, TestsStatus
 from composer_stages.words import Sentence
 
@@ -153,26 +154,12 @@ def parse_log_unknown(log: str) -> LogStatuses:
     return statuses or {**parse_log_sympy(log), **parse_log_django(log)}
 
 
-LOG_PARSERS: dict[str, LogParser] = {
-    "astropy/astropy": parse_log_pytest_v2,
-    "django/django": parse_log_django,
-    "matplotlib/matplotlib": parse_log_matplotlib,
-    "mwaskom/seaborn": parse_log_seaborn,
-    "pallets/flask": parse_log_pytest,
-    "psf/requests": parse_log_pytest_options,
-    "pydata/xarray": parse_log_pytest,
-    "pylint-dev/pylint": parse_log_pytest_options,
-    "pytest-dev/pytest": parse_log_pytest,
-    "scikit-learn/scikit-learn": parse_log_pytest_v2,
-    "sphinx-doc/sphinx": parse_log_pytest_v2,
-    "sympy/sympy": parse_log_sympy,
-    "marshmallow-code/marshmallow": parse_log_pytest,
-    "pvlib/pvlib-python": parse_log_pytest,
-    "pydicom/pydicom": parse_log_pytest_options,
-    "pylint-dev/astroid": parse_log_pytest,
-    "pyvista/pyvista": parse_log_pytest,
-    "sqlfluff/sqlfluff": parse_log_pytest,
-}
+PARSERS: tuple[LogParser, ...] = (
+    *(parse_log_pytest, parse_log_pytest_options, parse_log_pytest_v2, parse_log_matplotlib, parse_log_seaborn),
+    *(parse_log_django, parse_log_sympy),
+)
+_BY_NAME = {parser.__name__: parser for parser in PARSERS}
+LOG_PARSERS = {repo: _BY_NAME[name] for repo, name in load_toml(__package__, "parsers.toml").items()}
 
 
 def to_outcomes(statuses: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from composer_stages.envs.base import Environment, Task
 from composer_stages.messages import end_id
 from composer_stages.policy import background
 from composer_stages.policy.base import Policy
-from composer_stages.rollouts.agent_loop import GIVEN_UP, LiveRollout, RolloutsAhead, Rules, play, play_each
+from composer_stages.rollouts.agent_loop import GIVEN_UP, ConcurrentLoop, LiveRollout, RolloutsAhead, Rules, play
 from composer_stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, RolloutLimits
 from composer_stages.runs import store
 from composer_stages.training.channels.rollouts import OwnRollout, own_rollout
@@ -220,16 +220,7 @@ class RolloutQueue(Rollouts):
 
         async def play_all() -> None:
             self._player = asyncio.current_task()
-            await play_each(
-                make,
-                policy,
-                self._ahead,
-                self._ended,
-                rules=rules,
-                in_flight=in_flight,
-                check=check,
-                is_needed=self._wanted,
-            )
+            await ConcurrentLoop(make, policy, self._ended, rules, in_flight, check, self._wanted).play(self._ahead)
 
         self._play_all = play_all
 

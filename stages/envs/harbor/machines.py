@@ -41,8 +41,6 @@ COMMAND_S = 300.0
 MEMORY_MB, DISK_MB, PROCESSES = 2048, 2048, 256
 """Of a task that asks for nothing else."""
 OUTPUT_BYTES = 1 << 20
-MANIFEST_S = 30
-"""Seconds for a registry to answer whether it has an image."""
 LOGS = "/logs"
 TEMPORARY, ROOT_HOME = "/tmp", "/root"  # noqa: S108 (of the machine)
 FIXED = (LOGS, "/tests", "/solution", TEMPORARY)
@@ -174,7 +172,7 @@ def _image_failure(engine: str, image: str) -> str | None:
     """Return why an image cannot be fetched; None where it can."""
     if subprocess.run([engine, "image", "inspect", image], capture_output=True, timeout=START_S).returncode == 0:
         return None
-    return containers.manifest_failure(engine, image, MANIFEST_S)
+    return containers.manifest_failure(engine, image)
 
 
 @cache

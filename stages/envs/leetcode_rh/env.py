@@ -140,8 +140,7 @@ class LeetcodeRhEnv:
         usable = [problem for _, problem in sorted(problems.items()) if problem.assertions]
         if count > len(usable):
             raise TooManyTasks(
-                f"{self.path} holds {len(usable)} {split} problems with real tests, not {count}. Ask for fewer tasks.",
-                most=len(usable),
+                "envs.leetcode_rh.too-many-problems", most=len(usable), path=self.path, split=split, count=count
             )
         random.Random(f"{self.name}/{split}/{seed}").shuffle(usable)  # noqa: S311 - draws data, no secret
         return [self._task(problem, split) for problem in usable[:count]]

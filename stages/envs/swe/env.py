@@ -29,8 +29,6 @@ from composer_stages.words import Sentence
 
 ALL_IMAGES_GB, ALL_IMAGES = 120, 300
 """The disk space that SWE-bench's own README asks for, and its number of images."""
-MANIFEST_S = 30
-"""Seconds for a registry to answer whether it has an image."""
 State = Literal["ok", "note", "missing"]
 ENVIRONMENT_MB = 250
 """Disk space assumed for one environment: Django's and Sphinx's took 10 and 75 MB, those with numpy take more."""
@@ -98,7 +96,7 @@ def container_requirements(rows: Sequence[Row], program: str | None) -> WayToRun
     # docker's names omit the registry.
     missing = sorted(images - {*listed, *(f"docker.io/{name}" for name in listed)})
     if images:
-        reason = containers.manifest_failure(program, missing[0], MANIFEST_S) if missing else None
+        reason = containers.manifest_failure(program, missing[0]) if missing else None
         state = Sentence("envs.swe.images-state", num_images=len(images), missing=missing, reason=reason)
         parts.append(Requirement.of("images", reason is None, state, Sentence("envs.swe.connect-to-registry")))
     needed_mb = ALL_IMAGES_GB * 1000 * len(missing) // ALL_IMAGES

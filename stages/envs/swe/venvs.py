@@ -25,17 +25,13 @@ from composer_stages.envs.swe.specs import GUESSED, EnvironmentSpec
 from composer_stages.errors import InfrastructureError
 from composer_stages.runs.activity import activity
 from composer_stages.sandbox.bubblewrap import TESTBED
+from composer_stages.words import Sentence
 
 DONE = "composer-environment.json"
 OVERLAY = "overlay"
 BUILD_TIMEOUT_S = 1800
 INSTALLED_BY_PATH = ("*.pth", "*.egg-link", "__editable__*", "*.dist-info/direct_url.json")
 LEFT_OUT = frozenset({"site-packages", "ensurepip", "test", "idlelib", "lib2to3", "turtledemo", "tkinter"})
-GUESS = (
-    "%s is not in a table of swebench here, so its environment gets the newest of what it asks for, in which its tests "
-    "may fail. Better: pip install 'composer-post-training[swe]', delete the environment, and try the gold patches by "
-    "composer tasks check."
-)
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _failed: dict[Path, str] = {}
@@ -107,7 +103,7 @@ def build(row: Mapping[str, Any], spec: EnvironmentSpec, mirror: Path, target: P
     if spec.needs_conda:
         raise InfrastructureError("envs.swe.conda-environment", version=version_name(row), target=target)
     if spec.source == GUESSED:
-        log.warning(GUESS, version_name(row))
+        log.warning(Sentence("envs.swe.environment-guessed", version=version_name(row)))
     python = find_interpreter(spec.python, version_name(row))
     shutil.rmtree(target, ignore_errors=True)
     build_log = target.with_name(f"{target.name}.log")

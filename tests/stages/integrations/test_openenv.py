@@ -12,11 +12,11 @@ from needs import needs
 from support.command_line import until
 from support.environments import BreakingEnv, GuessEnv, NeverGradedEnv, RequiringEnv
 
-from composer_stages.envs import boundary
 from composer_stages.envs.base import Environment
 from composer_stages.envs.kata.env import KataEnv
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.integrations.openenv import Session, TextAction, app
+from composer_stages.words import Sentence
 
 try:
     import uvicorn
@@ -79,7 +79,9 @@ def test_steps_run_out():
     assert last.done and last.stop == "max_steps" and last.reward == 1.0 and last.messages
 
 
-@pytest.mark.parametrize(("environment", "error"), [(NeverGradedEnv, "no grader"), (RequiringEnv, boundary.NOT_PAID)])
+@pytest.mark.parametrize(
+    ("environment", "error"), [(NeverGradedEnv, "no grader"), (RequiringEnv, Sentence("envs.not-paid"))]
+)
 def test_ungraded_episodes_have_no_reward(environment: type, error: str):
     one = session(environment(turns=1))
     one.reset()

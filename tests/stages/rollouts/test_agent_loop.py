@@ -23,7 +23,7 @@ from composer_stages.formats.transcripts import Transcripts
 from composer_stages.policy import background
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
 from composer_stages.policy.local import LocalPolicy
-from composer_stages.rollouts.agent_loop import LiveRollout, Rules, make_queue, play, play_each
+from composer_stages.rollouts.agent_loop import ConcurrentLoop, LiveRollout, Rules, make_queue, play
 from composer_stages.rollouts.collection_checks import check
 from composer_stages.rollouts.config import NO_LIMITS, InFlight, RolloutLimits
 from composer_stages.rollouts.history import PROMPTS, SUMMARY_PROMPT, visible_messages
@@ -313,7 +313,8 @@ def played(policy: Asked, count: int, *, limits: RolloutLimits = NO_LIMITS, turn
 
     asked, rules = rollouts(count), Rules(10, limits)
     how = {"in_flight": InFlight(), "check": lambda: None, **how}
-    background.run(play_each(lambda: CountedEnv(turns), policy, make_queue(asked), keep, rules=rules, **how))
+    loop = ConcurrentLoop(lambda: CountedEnv(turns), policy, keep, rules, **how)
+    background.run(loop.play(make_queue(asked)))
     assert policy.drained and not any(rollout.steps for rollout in asked)
     return ended
 
