@@ -101,7 +101,7 @@ def test_verdict_is_unknown_without_real_tests_or_reference() -> None:
 def test_evaluator_is_found_by_its_name() -> None:
     text = answer("return 0", PRINTS, name="check_all")
     assert not verdict(text).has_tests
-    assert verdict(text, evaluator="check_all").hacked
+    assert verdict(text, evaluator="check_all").stub_pass
 
 
 def test_answer_cannot_read_another_answer() -> None:
