@@ -16,6 +16,7 @@ that is killed at any line below leaves a state from which the others continue.
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -166,8 +167,7 @@ class ObjectStore:
         newer = [key for key in self.bucket.keys("s/") if int(key[2:]) >= mine.round]
         state: GlobalState | None = None
         for key in reversed(newer):
-            sealed = self._unsealed(key)
-            if sealed is not None and not isinstance(sealed, Damaged):  # else the one before, with its rounds' means
+            if sealed := self._unsealed(key):  # else the one before, with its rounds' means
                 state = GlobalState.decoded(*sealed, self._fragments.all)
                 break
         if state is None and mine.round == 0:
@@ -213,21 +213,17 @@ class ObjectStore:
 
     def _mean(self, round_: int) -> tuple[Reduced | None, bool]:
         """Return the mean if it can be read, and whether its object exists."""
-        key = f"r/{round_:06d}/mean"
-        unsealed = self._unsealed(key)
-        if unsealed is None or isinstance(unsealed, Damaged):
-            return None, unsealed is not None
-        return Reduced.decoded(*unsealed), True
+        unsealed = self._unsealed(f"r/{round_:06d}/mean")
+        return Reduced.decoded(*unsealed) if unsealed else None, unsealed is not None
 
     def _reduced(self, round_: int, keys: list[str], again: bool) -> Reduced:
         """Compute and store the mean; again: replace an object that is damaged."""
         shapes, parts, unreadable, base = self._fragments.round_shapes(round_), {}, [], ""
         for key in keys:
-            unsealed = self._unsealed(key)
-            if unsealed is None or isinstance(unsealed, Damaged):
+            if unsealed := self._unsealed(key):
+                parts[number(key)], base = decode(unsealed[1], shapes, self._settings.codec), unsealed[0]["base"]
+            else:
                 unreadable.append(number(key))
-                continue
-            parts[number(key)], base = decode(unsealed[1], shapes, self._settings.codec), unsealed[0]["base"]
         if not parts:
             if self.bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
                 raise RoundDeleted
@@ -246,18 +242,14 @@ class ObjectStore:
             self.bucket.delete([key for key in gone if "/d/" in key or "/a/" in key])
         return Reduced.decoded(header, encoded)
 
-    def _unsealed(self, key: str) -> tuple[dict[str, Any], bytes] | Damaged | None:
-        """Return an object's header and payload; None when there is none, `Damaged` when all of several reads are."""
-        damage: Damaged | None = None
+    def _unsealed(self, key: str) -> tuple[dict[str, Any], bytes] | tuple[()] | None:
+        """Return an object's header and payload; None when there is no object, () when several reads are damaged."""
         for _ in range(READS):
-            data = self.bucket.read(key)
-            if data is None:
+            if (data := self.bucket.read(key)) is None:
                 return None
-            try:
+            with suppress(Damaged):
                 return unseal(data)
-            except Damaged as error:
-                damage = error
-        return damage
+        return ()
 
     def _announce(self, round_: int) -> None:
         """Announce this replica for a round, so that other replicas wait for it."""

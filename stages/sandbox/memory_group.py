@@ -77,13 +77,10 @@ class MemoryGroup:
 
 def open_group(limits: Limits) -> MemoryGroup | None:
     """Create a group for a sandbox with these limits; return None where none can be made."""
-    parent = find_group_parent()
-    if parent is None:
-        return None
-    try:
-        return MemoryGroup(parent, limits.memory_mb + HEADROOM_MB)
-    except OSError:
-        return None
+    with suppress(OSError):
+        if (parent := find_group_parent()) is not None:
+            return MemoryGroup(parent, limits.memory_mb + HEADROOM_MB)
+    return None
 
 
 @cache
@@ -97,15 +94,12 @@ def find_group_parent() -> GroupParent | None:
                     _removed(folder)
             # Limited and entered in earnest: a group may be made where its files may not be written.
             group = MemoryGroup(parent, HEADROOM_MB)
-            with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
-                try:
+            try:
+                with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
                     group.enter(process.pid)
-                    entered = True
-                except OSError:
-                    entered = False
-            group.close()
-            if entered:
                 return parent
+            finally:
+                group.close()
     return None
 
 
