@@ -11,21 +11,17 @@ judge.py - what candidates' functions return, compared outside of their sandbox
 equality.py - which values, exceptions and texts count as the expected ones
 """
 
-from composer_stages.sandbox.contract import CommandResult, Limits, Sandbox, View
-from composer_stages.sandbox.judge import Answer, Answers, Call, judge, match
-from composer_stages.sandbox.supervised import KINDS, open_sandbox, probe
-
-__all__ = [
-    "KINDS",
-    "Answer",
-    "Answers",
-    "Call",
-    "CommandResult",
-    "Limits",
-    "Sandbox",
-    "View",
-    "judge",
-    "match",
-    "open_sandbox",
-    "probe",
-]
+from composer_stages.sandbox.contract import (
+    CommandResult as CommandResult,
+    Limits as Limits,
+    Sandbox as Sandbox,
+    View as View,
+)
+from composer_stages.sandbox.judge import (
+    Answer as Answer,
+    Answers as Answers,
+    Call as Call,
+    judge as judge,
+    match as match,
+)
+from composer_stages.sandbox.supervised import KINDS as KINDS, open_sandbox as open_sandbox, probe as probe

@@ -189,18 +189,8 @@ class TestWorker(ExitStack):
                 "envs.feature_deletion.worker-without-report", reason=reason, output=result.output[-500:].strip()
             ) from None
         return [
-            TestRunReport(
-                outcomes=result["outcomes"],
-                broken=dict(result["broken"]),
-                config_file=result["config_file"] or "",
-                status=result["status"],
-                timed_out=result["timed_out"],
-                duration_s=result["duration_s"],
-                lines=result.get("lines", {}),
-                hanging=frozenset(result["hanging"]),
-                slow=result["slow"],
-            )
-            for result in report["results"]
+            TestRunReport(**{**of_job, "broken": dict(of_job["broken"]), "hanging": frozenset(of_job["hanging"])})
+            for of_job in report["results"]
         ]
 
 

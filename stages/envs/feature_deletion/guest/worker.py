@@ -40,7 +40,7 @@ SLOW_S = 0.5
 """Tests that take longer are reported with their duration."""
 COLLECTION = ""
 """The name of the time before the first test."""
-LOST: dict[str, Any] = {"outcomes": {}, "broken": [], "control": [], "config_file": None, "status": -1}
+LOST: dict[str, Any] = {"outcomes": {}, "broken": [], "config_file": "", "status": -1, "lines": {}, "slow": {}}
 
 
 def prepare() -> None:
@@ -99,7 +99,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     finally:
         for path, data in originals.items():
             Path(path).write_bytes(data)
-    result = json.loads(report) if report else {**LOST, "slow": {}}
+    result = json.loads(report) if report else LOST
     return {
         **result,
         "timed_out": hangs is not None,
@@ -159,8 +159,10 @@ def run_pytest(job: dict[str, Any], hanging: list[str], write_end: int) -> NoRet
     finally:
         # In `finally`, with _exit: a SystemExit of the package must skip no report, nor reach the parent's loop.
         lines = executed_lines() if job["coverage"] else {}
-        ended = {"config_file": reporter.config_file, "status": int(status), "lines": lines, "slow": reporter.slow}
-        send(write_end, json.dumps({**reporter.report.result(CONTROL), **ended}).encode())
+        report = reporter.report.result(CONTROL)
+        result = {"outcomes": report["outcomes"], "broken": report["broken"], "lines": lines, "slow": reporter.slow}
+        result |= {"config_file": reporter.config_file or "", "status": int(status)}
+        send(write_end, json.dumps(result).encode())
         os._exit(0)
 
 
