@@ -13,19 +13,8 @@ from typing import Any, TypeVar
 from pydantic import Field
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
-from composer_cli.executors.base import (
-    CANCELLED,
-    COMPLETE,
-    FAILED,
-    LOST,
-    QUEUED,
-    RUNNING,
-    JobSettings,
-    JobState,
-    SubmittedChain,
-    key_values,
-    script,
-)
+from composer_cli.executors.base import RUNNING, JobSettings, JobState, SubmittedChain, key_values, script
+from composer_stages.data_files import load_toml
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.redaction import keep_secret, redacted
 
@@ -36,14 +25,7 @@ UNPACK_AND_RUN = 'printf %s "$COMPOSER_SCRIPT" | base64 -d > /tmp/composer.sh &&
 """The script travels in a variable: commands of several lines were reported to arrive as one."""
 TRIES = 6
 LONGEST_PAUSE_S = 120.0
-STATUSES = {
-    "SCHEDULING": QUEUED,
-    "RUNNING": RUNNING,
-    "COMPLETED": COMPLETE,
-    "CANCELED": CANCELLED,
-    "ERROR": FAILED,
-    "DELETED": LOST,
-}
+STATUSES: dict[str, str] = load_toml(__package__, "statuses.toml")["hf-jobs"]
 Answer = TypeVar("Answer")
 
 

@@ -18,11 +18,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from composer_cli.executors.base import (
-    CANCELLED,
     FAILED,
     LOST,
-    QUEUED,
-    RUNNING,
     JobSettings,
     JobState,
     SubmittedChain,
@@ -31,7 +28,7 @@ from composer_cli.executors.base import (
     script,
     state_of_exit,
 )
-from composer_stages.data_files import load_text
+from composer_stages.data_files import load_text, load_toml
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.runs import store
 from composer_stages.words import Sentence
@@ -40,16 +37,7 @@ RESERVED = ("job-name", "output", "error", "open-mode", "requeue", "no-requeue",
 """Options of sbatch that Composer sets itself."""
 PASSED_ON = ("PATH", "HOME", "USER", "LANG", "PYTHONPATH", "HF_HOME", "HF_ENDPOINT", "COMPOSER_VLLM", "OMP_NUM_THREADS")
 """Variables that a job inherits from this environment. Nothing else is passed on but the keys, by name."""
-STATUSES = {
-    "PENDING": QUEUED,
-    "REQUEUED": QUEUED,
-    "CONFIGURING": QUEUED,
-    "SUSPENDED": QUEUED,
-    "RUNNING": RUNNING,
-    "COMPLETING": RUNNING,
-    "STAGE_OUT": RUNNING,
-    "CANCELLED": CANCELLED,
-}
+STATUSES: dict[str, str] = load_toml(__package__, "statuses.toml")["slurm"]
 SIGNAL_FORWARDING = load_text(__package__, "slurm_signals.sh").rstrip("\n")
 """Shell that runs the chain in "$@", forwards signals to it, and queues the job again near its time limit."""
 

@@ -7,7 +7,7 @@ the package and the removal; `patch` puts the original code back.
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from composer_stages.envs.feature_deletion.definitions import Edit, apply_edits
@@ -19,7 +19,7 @@ from composer_stages.envs.repo import trees
 from composer_stages.errors import BadInput
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
-from composer_stages.swebench.lists import TestLists
+from composer_stages.swebench.lists import TestLists, lists_of
 from composer_stages.terms import TWIN
 
 
@@ -106,7 +106,7 @@ def make_twin(row: Mapping[str, Any]) -> Row:
 def test_lists(row: Mapping[str, Any]) -> TestLists:
     """Return the lists of a row: tests to fix, and tests that must keep passing."""
     # skip_fails: removed code is what the tests import, so a solution could raise pytest.skip in it.
-    return TestLists(tuple(json.loads(row["FAIL_TO_PASS"])), tuple(json.loads(row["PASS_TO_PASS"])), skip_fails=True)
+    return replace(lists_of(row), skip_fails=True)
 
 
 def delivered_files(row: Mapping[str, Any], package: Package) -> trees.Changes:

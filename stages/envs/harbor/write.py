@@ -35,13 +35,6 @@ ORGANISATION = "composer"
 WORKDIR = "/testbed"
 BASE_IMAGE = "python:3.11-slim"
 RUNNER = "pytest==8.4.2"
-VERIFIER = (
-    "composer_verify.py",
-    "composer_rules.py",
-    "composer_supervisor.py",
-    "composer_pytest.py",
-    "composer_outcomes.py",
-)
 LONGEST_NAME = 100
 AGENT_S = 1800.0
 VERIFIER_SLACK_S = 60.0
@@ -110,7 +103,7 @@ def write_task(task: Task, packed: RepoTask, folder: Path, base_image: str) -> N
         "tests": sorted(packed.tests),
         "removed": sorted(path for path, file in packed.hidden.items() if file is None),
     }
-    guests = {name: _text((GUEST / name).read_text()) for name in VERIFIER}
+    guests = {path.name: _text(path.read_text()) for path in sorted(GUEST.glob("*.py"))}
     written: trees.Changes = {
         "task.toml": _text(_task_toml(task, export, folder.name)),
         "instruction.md": _text(task.prompt),

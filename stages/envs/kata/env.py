@@ -156,11 +156,6 @@ def case_arguments(task: Task) -> Inputs:
     return tuple((x, y) for (x, y), _ in [*task.data["hidden"], *task.data["visible"]])
 
 
-def solution_call(task: Task, source: bytes | None) -> Call:
-    """Return the call of a solution with the arguments of a task."""
-    return Call(source or b"", task.data["function"], case_arguments(task), SOLUTION)
-
-
 @lru_cache(maxsize=4096)
 def run_solution(kind: str, source: bytes, function: str, arguments: Inputs) -> Answers:
     """Return the results of a function: the identity of a solution independent of its spelling."""
@@ -260,7 +255,10 @@ class KataEnv:
         states = [rollout.finished() for rollout in rollouts]
         # All candidates in one sandbox: 64 take .1 s, in sandboxes of their own 1.4 s.
         try:
-            calls = [solution_call(state.task, state.snapshot.solution) for state in states]
+            calls = [
+                Call(state.snapshot.solution or b"", state.task.data["function"], case_arguments(state.task), SOLUTION)
+                for state in states
+            ]
             results = judge(self.sandbox, calls, LIMITS)
         except (InfrastructureError, OSError) as error:
             return [Grade(reward=None, error_type=type(error).__name__, error=str(error))] * len(states)

@@ -71,8 +71,10 @@ def pool_problems(folder: Path) -> dict[int, Problem]:
     rows = {
         row["problem_id"]: row for path in sorted(folder.glob("leetcode_problems*.jsonl.gz")) for row in read_rows(path)
     }
-    problems = {}
-    for path in _pool_files(folder):
+    files, problems = sorted((folder / "teacher_pool").glob("prompt_*.jsonl.gz")), {}
+    if not files:
+        raise BadInput("envs.leetcode_rh.no-pool", folder=folder)
+    for path in files:
         row = read_rows(path)[0]  # all rows of a file are rollouts of one problem
         problem_id = row["problem_id"]
         messages = {message["role"]: message["content"] for message in row["problem_messages"]}
@@ -100,13 +102,6 @@ def medhard_problems(folder: Path) -> dict[int, Problem]:
             reference=row["canonical_solution"],
         )
     return problems
-
-
-def _pool_files(folder: Path) -> list[Path]:
-    files = sorted((folder / "teacher_pool").glob("prompt_*.jsonl.gz"))
-    if not files:
-        raise BadInput("envs.leetcode_rh.no-pool", folder=folder)
-    return files
 
 
 HONEST = "should pass all tests"

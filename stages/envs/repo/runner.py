@@ -39,12 +39,6 @@ def distribution_paths(distributions: tuple[str, ...]) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def readonly_paths(requirements: Path | None = None, *, coverage: bool = False) -> tuple[Path, ...]:
-    """Return the paths to bind: the reporting plugin, the runner, coverage if requested, and requirements."""
-    tools = (*RUNNER, *COVERAGE) if coverage else RUNNER
-    return (compiled(grading.GUEST), *distribution_paths(tools), *([requirements] if requirements else ()))
-
-
 def open_package_sandbox(
     kind: str,
     tree: Path,
@@ -63,12 +57,9 @@ def open_package_sandbox(
     machine in `hidden` are not. Plugins of pytest among the requirements are loaded by name. `options` of pytest apply
     to every run. `pinned`: a folder with the runner, by default this installation's.
     """
-    runner_paths = (
-        readonly_paths(requirements, coverage=coverage)
-        if pinned is None
-        else (compiled(grading.GUEST), compiled(pinned))
-    )
-    visible = (*readonly, *runner_paths)
+    tools = (*RUNNER, *COVERAGE) if coverage else RUNNER
+    runner_paths = distribution_paths(tools) if pinned is None else (compiled(pinned),)
+    visible = (*readonly, compiled(grading.GUEST), *runner_paths, *([requirements] if requirements else ()))
     root = TESTBED if kind == "bubblewrap" else str(tree)
     site = pinned or Path(str(metadata.distribution("pytest").locate_file(".")))
     package, runner = [root, f"{root}/src"], [str(site), str(grading.GUEST)]

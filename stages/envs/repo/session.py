@@ -167,7 +167,7 @@ def write_script(changed: trees.Changes) -> str:
             lines.append(f"rm -f {name}")
             continue
         lines.append(f'mkdir -p "$(dirname {name})"')
-        if file.is_regular:
+        if stat.S_ISREG(file.mode):
             lines += [f"base64 -d > {name} <<'END'", *textwrap.wrap(base64.b64encode(file.data).decode(), 76), "END"]
         elif stat.S_ISLNK(file.mode):
             lines.append(f"ln -sfn {shlex.quote(os.fsdecode(file.data))} {name}")

@@ -51,11 +51,6 @@ class TreeFile:
     data: bytes
     mode: int = REGULAR
 
-    @property
-    def is_regular(self) -> bool:
-        """Return whether it is a regular file."""
-        return stat.S_ISREG(self.mode)
-
 
 Changes = dict[str, TreeFile | None]
 """Path below the root -> what is there now, None if it was deleted."""

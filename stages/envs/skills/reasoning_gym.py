@@ -118,13 +118,12 @@ class ReasoningGymEnv(AnsweredEnv):
         examples = drawing.distinct(self._entries("examples"), _text, drawing.EXAMPLES)
         shots = [[entry["question"], _answer(entry)] for entry, _ in islice(examples, self.shots)]
         entries = drawing.distinct(self._entries(f"{split}/{seed}"), _text, drawing.split_parts(split))
-        return [
-            self._question_of(entry, {"place": address, "shots": shots}) for entry, address in islice(entries, count)
-        ]
-
-    def _question_of(self, entry: Mapping[str, Any], data: Mapping[str, Any]) -> Question:
-        question_id = f"{self.task}-{store.digest([entry['question'], self.config])[:10]}"
-        return Question(question_id, entry["question"], _answer(entry), data=data)
+        questions = []
+        for entry, address in islice(entries, count):
+            question_id = f"{self.task}-{store.digest([entry['question'], self.config])[:10]}"
+            data = {"place": address, "shots": shots}
+            questions.append(Question(question_id, entry["question"], _answer(entry), data=data))
+        return questions
 
     def reset(self, task: Task) -> list[Message]:
         """Return the opening; the entry, which a scorer reads, is drawn again from its place."""

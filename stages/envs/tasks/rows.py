@@ -201,7 +201,7 @@ def load(path: str) -> list[Row]:
             continue
         try:
             # Without columns that are null: tables have every column in every row, and pandas writes NaN for null.
-            written = {name: value for name, value in record.items() if value is not None and not _is_nan(value)}
+            written = {name: value for name, value in record.items() if value is not None and value == value}
             row = TaskRow.model_validate(written).model_dump()
         except ValidationError as error:
             problems.append(f"{where}: {'; '.join(map(_problem, error.errors(include_url=False)))}")
@@ -223,10 +223,6 @@ def load(path: str) -> list[Row]:
     if not rows:
         raise BadInput("envs.tasks.no-rows", path=path)
     return rows
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and value != value
 
 
 def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
