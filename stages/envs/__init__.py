@@ -2,13 +2,13 @@
 
 base.py - the protocols of an environment, and the values that it exchanges
 boundary.py - validation of an environment's return values and errors; tool calls checked and executed
-bash.py - the text protocol of a bash action, and the faulty turns of a shell rollout
+bash.py - the text protocol of a bash action, and the faulty turns of a shell rollout; tools.toml - the tools of a shell
 folders.py - folders with arbitrary content of an agent: walk, read, copy, write, delete; temporary folders
 config.py - the settings of a stage's environment: name, split, options, sandbox
 answered.py - an environment of questions with one right answer each
 programs.py - the Python program of an answer
 task_checks.py - checks that a task passes its solution, and fails no solution and forged ones
-task_table.py - tasks from the table of a run, and rows of a JSON lines file of the user
+task_table.py - tasks from the table of a run, and rows of a JSON lines file of the user; fields.toml
 kata/ - small code-repair tasks, generated, with small models that act in them
 skills/ - short tasks with exact answers for small language models, own ones and those of reasoning-gym
 gsm8k/ - grade-school maths from JSON lines or the hub, a reward for the right number
