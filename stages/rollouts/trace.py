@@ -77,10 +77,8 @@ def rollout_units(records: Iterable[Row]) -> dict[str, RolloutUnit]:
 
 def by_rollout(steps: list[Row]) -> dict[str, list[Row]]:
     """Return step rows grouped by rollout, each in order."""
-    grouped: dict[str, list[Row]] = {}
-    for row in sorted(steps, key=lambda row: (row["rollout_id"], row["step"])):
-        grouped.setdefault(row["rollout_id"], []).append(row)
-    return grouped
+    groups = step_groups(sorted(steps, key=itemgetter("rollout_id")))
+    return {rows[0]["rollout_id"]: rows for rows in groups}
 
 
 def transcripts(steps: list[Row]) -> list[list[Message]]:
