@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -215,15 +216,12 @@ class EnvStageConfig(StageConfig):
 
 def _report_reasons(make: Callable[[], Environment], tasks: Sequence[Task]) -> dict[str, str]:
     """Return, by task, why a pass can be no more than a report; without those that can rest on values."""
-    environment = make()
-    try:
+    with closing(make()) as environment:
         if isinstance(environment, TellsGrounds):
             reasons = {task.task_id: environment.report_reason(task) for task in tasks}
         else:
             by_report = getattr(environment, "ground", None) == "report"
             reasons = dict.fromkeys((task.task_id for task in tasks if by_report), Sentence("envs.env-reports"))
-    finally:
-        environment.close()
     return {task_id: reason for task_id, reason in reasons.items() if reason}
 
 

@@ -15,6 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -169,11 +170,8 @@ def draw_tasks(config: TaskChecksConfig) -> list[Task]:
         raise UsageError("envs.no-solutions", name=config.env.name, public=envs.PUBLIC)
     make, tasks, refused = config.opener(), dict[str, Task](), list[UsageError]()
     for split in SPLITS:
-        environment = make()
-        try:
+        with closing(make()) as environment:
             count = environment.size(split) if isinstance(environment, HasSize) else DEFAULT_CHECKED
-        finally:
-            environment.close()
         split_config = config.model_copy(update={"env": config.env.model_copy(update={"split": split})})
         try:
             limit = min(count, config.limit or count)

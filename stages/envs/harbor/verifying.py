@@ -8,6 +8,7 @@ file that the verifier wrote is not a reward: null with the reason, and never 0.
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,13 +145,10 @@ def run_separate(
                     error=error,
                 ) from None
             carried.append((artifact.source, scratch / str(number)))
-        fresh = start(source)
-        try:
+        with closing(start(source)) as fresh:
             for path, folder in carried:
                 _upload_artifact(fresh, path, folder)
             return run_shared(fresh, task, step, timeout_s, has_tests=source.own_tests)
-        finally:
-            fresh.close()
 
 
 def _upload_artifact(machine: Machine, path: str, folder: Path) -> None:

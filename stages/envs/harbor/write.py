@@ -16,6 +16,7 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,7 +55,7 @@ def write_tasks(
     if folder.exists() and any(folder.iterdir()):
         raise UsageError("envs.harbor.folder-not-empty", folder=folder)
     names: set[str] = set()
-    try:
+    with closing(environment):
         for task in tasks:
             name = folder_name(task.task_id, names)
             environment.reset(task)
@@ -64,8 +65,6 @@ def write_tasks(
                 raise BadInput("envs.harbor.task-cannot-be-exported", task_id=task.task_id, error=error) from None
             write_task(task, packed, folder / name, base_image)
             tell(name)
-    finally:
-        environment.close()
 
 
 def folder_name(task_id: str, names: set[str]) -> str:
