@@ -51,6 +51,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from composer_stages.data_files import load_toml
 from composer_stages.errors import UsageError
 from composer_stages.formats.base import Reader
 from composer_stages.formats.transcripts import Writer
@@ -70,27 +71,7 @@ class Format:
 
 FORMATS = Registry[Format](
     "composer.formats",
-    {
-        "verifiers": Format("composer_stages.formats.verifiers", written=True),
-        "mini-swe-agent": Format("composer_stages.formats.mini_swe_agent"),
-        "swe-agent": Format("composer_stages.formats.swe_agent"),
-        "openhands": Format("composer_stages.formats.openhands"),
-        "inspect": Format("composer_stages.formats.inspect_logs", written=True),
-        "nemo-gym": Format("composer_stages.formats.nemo_gym"),
-        "trl": Format("composer_stages.formats.trl", written=True),
-        "openenv": Format("composer_stages.formats.openenv", written=True),
-        "swebench-preds": Format("composer_stages.formats.swebench", written=True),
-        "lm-eval": Format("composer_stages.formats.lm_eval"),
-        "lighteval": Format("composer_stages.formats.lighteval"),
-        "evalplus": Format("composer_stages.formats.evalplus"),
-        "helm": Format("composer_stages.formats.helm"),
-        "tau-bench": Format("composer_stages.formats.tau_bench"),
-        "terminal-bench": Format("composer_stages.formats.terminal_bench"),
-        "messages": Format("composer_stages.formats.chat_messages"),
-        "claude-code": Format("composer_stages.formats.claude_code"),
-        "atif": Format("composer_stages.formats.atif"),
-        "swe-logs": Format("composer_stages.formats.swebench", detected=False),
-    },
+    {name: Format(**about) for name, about in load_toml(__package__, "formats.toml").items()},
     lambda point: point.load() if ":" in point.value else Format(point.value),
 )
 """Every format by its name, in the order in which `auto` tries them.

@@ -1,12 +1,13 @@
 """The stage `import`: its plan, its run, and the work of its workers, which read files ahead."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
 
+from composer_stages.data_files import load_template
 from composer_stages.errors import BadInput
 from composer_stages.formats import readers, reading, repeats, rows, swebench, swebench_logs
 from composer_stages.formats.base import RECORDED_REWARD, Drop, Reader
@@ -413,62 +414,44 @@ def _report(
         failed_checks=[check.name for check in checks if not check.ok],
         collection_checks={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
     )
-    lines = [
-        Sentence("formats.imported", account=account, about=about, num_files=len(counts)),
-        Sentence("formats.balance", account=account, num_traces=traces, num_dropped=dropped.total()),
-        *remarks,
-        *_file_lines(counts, drops, dropped, redacted),
-        "",
-        collection_checks.table(checks),
-    ]
-    out.write_file("report.txt", "\n".join(lines) + "\n")
-
-
-def _file_lines(counts: list[FileCount], drops: list[Drop], dropped: Counter[str], redacted: Counter[str]) -> list[str]:
-    """Return what was read, dropped, redacted and not recorded, a line each format, and one a file where there are few.
-
-    The text around the first redactions is shown so that a mistake is seen.
-    """
     by_format: dict[str, list[FileCount]] = defaultdict(list)
     for count in counts:
         by_format[count.format].append(count)
-    cells: list[tuple[int, int, int, int, int, str]] = []
-    for name, of_format in by_format.items():
-        groups = [(name, of_format), *((f"- {count.file}", [count]) for count in of_format if len(counts) <= SHOWN)]
-        for label, group in groups:
-            records, traces = sum(count.records for count in group), sum(count.traces for count in group)
-            rollouts = sum(count.rollouts for count in group)
-            num_dropped = sum(count.dropped.total() for count in group)
-            cells.append((len(group), records, traces, rollouts, num_dropped, label))
-    lines = ["", aligned(cells, ("files", "records", "traces", "rollouts", "dropped", ""))]
-    lines += _drop_lines(drops, dropped)
-    if redacted:
-        kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
-        previews = [escape_line(f"  {count.file}, {preview}") for count in counts for preview in count.previews]
-        lines += ["", Sentence("formats.redacted", kinds=kinds), *previews[:SHOWN]]
-        if len(previews) > SHOWN:
-            lines.append("  " + Sentence("formats.more-redacted", number=redacted.total()))
-    else:
-        lines += ["", "redacted: nothing"]
-    # What files of a format do not record, at least in some of their rollouts.
-    missing = {name: set[str]().union(*(count.missing for count in group)) for name, group in by_format.items()}
-    cells_missing = [(name, ", ".join(sorted(facts))) for name, facts in missing.items() if facts]
-    lines += ["", Sentence("formats.not-recorded")]
-    return [*lines, aligned(cells_missing)] if cells_missing else lines
-
-
-def _drop_lines(drops: list[Drop], dropped: Counter[str]) -> list[str]:
-    """Return the number of drops by reason, and the first drop of each file and reason."""
-    if not drops:
-        return []
     alike: dict[tuple[str, str], list[Drop]] = defaultdict(list)
     for drop in drops:
         alike[drop.file, drop.reason].append(drop)
-    lines = ["", "dropped", aligned(sorted(dropped.items()))]
-    for first, *similar in list(alike.values())[:SHOWN]:
-        more = f" (and {len(similar)} more)" if similar else ""
-        detail = shortened(first.detail, 160)
-        lines.append(escape_line(f"  {first.file}, line {first.line}{more}: {first.reason}: {detail}"))
-    if len(alike) > SHOWN:
-        lines.append("  " + Sentence("formats.more-drops", num_files=len(alike) - SHOWN))
-    return lines
+    kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(redacted.items()))
+    report = load_template(__package__, "import_report.jinja").render(
+        imported=Sentence("formats.imported", account=account, about=about, num_files=len(counts)),
+        balance=Sentence("formats.balance", account=account, num_traces=traces, num_dropped=dropped.total()),
+        remarks=remarks,
+        files=aligned(_file_cells(by_format, len(counts)), ("files", "records", "traces", "rollouts", "dropped", "")),
+        dropped=aligned(sorted(dropped.items())),
+        alike=list(alike.values()),
+        redacted=kinds and Sentence("formats.redacted", kinds=kinds),
+        # The text around the first redactions is shown so that a mistake is seen.
+        previews=[f"{count.file}, {preview}" for count in counts for preview in count.previews],
+        num_redacted=redacted.total(),
+        missing=aligned(_missing_cells(by_format)),
+        checks=collection_checks.table(checks),
+        most=SHOWN,
+        escape_line=escape_line,
+        shortened=shortened,
+    )
+    out.write_file("report.txt", report)
+
+
+def _file_cells(by_format: Mapping[str, list[FileCount]], num_files: int) -> Iterator[tuple[int | str, ...]]:
+    """Yield what was read and dropped, a row each format, and one a file where there are few."""
+    for name, of_format in by_format.items():
+        files = [(f"- {count.file}", [count]) for count in of_format if num_files <= SHOWN]
+        for label, group in [(name, of_format), *files]:
+            numbers = (sum(getattr(count, what) for count in group) for what in ("records", "traces", "rollouts"))
+            yield len(group), *numbers, sum(count.dropped.total() for count in group), label
+
+
+def _missing_cells(by_format: Mapping[str, list[FileCount]]) -> Iterator[tuple[str, str]]:
+    """Yield what files of a format do not record, at least in some of their rollouts."""
+    for name, group in by_format.items():
+        if facts := set[str]().union(*(count.missing for count in group)):
+            yield name, ", ".join(sorted(facts))

@@ -29,7 +29,7 @@ from typing import Any
 import orjson
 
 from composer_stages import messages
-from composer_stages.formats.base import Drop, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import FIELDS, Drop, ImportedTurn, Origin, Reader, Record, Trajectory
 from composer_stages.formats.measurement import (
     REWARD,
     MeasuredLog,
@@ -55,12 +55,6 @@ ATTACHED = "attachment://"
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 FINISH_REASONS = {"max_tokens": "length", "model_length": "length", "unknown": None}
 """Our finish reason by Inspect's stop reason; any other is the same word."""
-LOST = (
-    "token ids and log-probs",
-    "when it was played, and how long it took",
-    "return codes, commands and what was elided",
-    "how the arguments of a call were spaced, and those that are no JSON object",
-)
 EPOCH = "1970-01-01T00:00:00+00:00"
 STOP_REASONS = {"length": "max_tokens", "stop": "stop", "tool_calls": "tool_calls", "content_filter": "content_filter"}
 SAMPLING = ("temperature", "max_tokens", "top_p", "top_k", "seed")
@@ -505,4 +499,4 @@ def _results(samples: list[Row], scorers: list[str]) -> Row:
 
 
 READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.PARSE})),)
-WRITER = Writer(LOST, files)
+WRITER = Writer(FIELDS[NAME]["lost"], files)

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from composer_stages import messages
-from composer_stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import FIELDS, ImportedTurn, Origin, Reader, Record, Trajectory
 from composer_stages.formats.messages import context, message, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from composer_stages.messages import Message
@@ -29,11 +29,6 @@ CALL = {"prompt_token_ids", "completion_token_ids", "per_token_logps"}
 """Keys of a captured call."""
 SentCall = tuple[Record, list[Message]]
 """A captured call, and the messages of its request."""
-LOST = (
-    "results.jsonl: token ids, log-probs, finish reasons, costs and times",
-    "captured_traces.jsonl: what was observed after the last action, the task's own data, costs and times",
-    "return codes, commands and errors",
-)
 
 
 def recognises(record: Any) -> bool:
@@ -223,4 +218,4 @@ def _written_trace(transcript: ExportedTranscript) -> Row:
 
 
 READERS = (Reader(NAME, recognises, trajectories),)
-WRITER = Writer(LOST, files)
+WRITER = Writer(FIELDS[NAME]["lost"], files)

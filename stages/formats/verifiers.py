@@ -26,6 +26,7 @@ import orjson
 
 from composer_stages import messages
 from composer_stages.formats.base import (
+    FIELDS,
     RECORDED_REWARD,
     Drop,
     ImportedTurn,
@@ -58,12 +59,6 @@ RESULT_COLUMNS = {
     *("error", "error_chain", "long_error_chain"),
 }
 LIMITS = {"max_turns": "max_steps", "max_output_tokens": "max_tokens", "max_total_tokens": "max_tokens"}
-LOST = (
-    "return codes, commands and what was elided",
-    "what a tool's declaration has beyond name, description and parameters",
-    "which message each token of a prompt belongs to",
-    "token ids of rollouts in which a prompt does not go on from the one before",
-)
 ENDS = {"stop", "length", "tool_calls"}
 
 
@@ -417,4 +412,4 @@ def _call(step: Row, node: int) -> Row:
 
 
 READERS = (Reader(NAME, is_trace, trace_trajectories), Reader(NAME, is_result, result_trajectories))
-WRITER = Writer(LOST, files)
+WRITER = Writer(FIELDS[NAME]["lost"], files)

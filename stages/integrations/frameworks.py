@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from composer_stages.data_files import load_template
 from composer_stages.envs.base import Environment, Task
 from composer_stages.errors import BadInput
 from composer_stages.formats import files, reading, repeats, rows, writer
@@ -74,6 +75,10 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 # The two sides, and which is cleaner
 
 
+OF_CHECK = {"name": "name", "verdict": "verdict", "failed": "failed", "of": "total", "not_recorded": "unrecorded"}
+"""Keys of a check in the document, and its attributes."""
+
+
 @dataclass(frozen=True)
 class Side:
     """One framework's rollouts.
@@ -138,14 +143,7 @@ class Side:
             "steps": len(self.steps),
             "planned": self.planned,
             "checks": [
-                {
-                    "name": check.name,
-                    "verdict": check.verdict,
-                    "failed": check.failed,
-                    "of": check.total,
-                    "not_recorded": check.unrecorded,
-                }
-                for check in self.checks
+                {name: getattr(check, attribute) for name, attribute in OF_CHECK.items()} for check in self.checks
             ],
             "capture_levels": dict(sorted(self.levels.items())),
             "nulls": self.nulls,
@@ -163,13 +161,6 @@ def cleaner(first: Side, second: Side) -> str | None:
 
 def table(first: Side, second: Side, note: str = "") -> str:
     """Return the verdict as plain text. note: why the sides are not judged; empty if they are."""
-    sides = (first, second)
-    lines = [
-        "Frameworks: whose rollouts are cleaner?",
-        "",
-        *(f"{side.name}  {side.description}" for side in sides),
-        *filter(None, [note]),
-    ]
     cells: list[tuple[object, ...]] = [
         ("", first.name, second.name),
         ("rollouts", len(first.rollouts), len(second.rollouts)),
@@ -187,17 +178,10 @@ def table(first: Side, second: Side, note: str = "") -> str:
         names = sorted({name for side in counts for name in side})
         cells += [(), (f"{title}:",), *((name, *(side.get(name, 0) for side in counts)) for name in names)]
         cells += [] if names else [("none",)]
-    sentences = []
-    for side in sides:
-        failed, not_recorded = side.verdicts("FAIL"), side.verdicts("not recorded")
-        parts = [f"{side.name} meets {len(side.verdicts('ok'))} of {len(side.checks)} criteria"]
-        parts += [f"fails {', '.join(failed)}"] if failed else []
-        parts += [f"says nothing of {', '.join(not_recorded)}"] if not_recorded else []
-        sentences.append("; ".join(parts) + ".")
-    name = cleaner(first, second)
-    conclusion = Sentence("integrations.cleaner-side", name=name, judged=not note)
+    conclusion = Sentence("integrations.cleaner-side", name=cleaner(first, second), judged=not note)
     text = aligned([(*row, *[""] * (3 - len(row))) for row in cells])
-    return "\n".join([*lines, "", text, "", *sentences, conclusion]) + "\n"
+    page = load_template(__package__, "frameworks_report.jinja")
+    return page.render(sides=(first, second), note=note, table=text, conclusion=conclusion)
 
 
 def _outcome(check: CollectionCheck) -> str:

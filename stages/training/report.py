@@ -180,28 +180,26 @@ def save(
     out.metrics(logged)
     rewards = [row["reward"] for row in logged if "reward" in row]
     out.count(planned=config.optimisation.steps, done=trainer.state.global_step, failed=0)
-    out.set_summary(
-        arm=config.arm, first_reward=rewards[0] if rewards else None, last_reward=rewards[-1] if rewards else None
-    )
     # TRL's share of groups whose rewards have no spread: their advantages are 0, and so is their gradient.
     equal = bool(logged) and all(row.get("frac_reward_zero_std") == 1 for row in logged)
-    out.set_summary(all_rewards_equal=equal)
+    summary, course_text = course(out, trainer.state.global_step)
+    given_up = int(sum(row.get("sampling/groups_given_up", 0) for row in logged))
     if projected:
         out.document("projection", projected)
-        out.set_summary(projected=config.probe.project)
-    rates, course_text = course(out, trainer.state.global_step)
-    out.set_summary(**rates)
-    nothing_learned = equal and config.weights.grpo > 0
-    if collapsed:
-        out.set_summary(collapsed=collapsed)
-    given_up = int(sum(row.get("sampling/groups_given_up", 0) for row in logged))
-    if given_up:
-        out.set_summary(groups_given_up=given_up)
+        summary["projected"] = config.probe.project
+    summary |= {name: value for name, value in (("collapsed", collapsed), ("groups_given_up", given_up)) if value}
+    out.set_summary(
+        arm=config.arm,
+        first_reward=rewards[0] if rewards else None,
+        last_reward=rewards[-1] if rewards else None,
+        all_rewards_equal=equal,
+        **summary,
+    )
     max_staleness = config.optimisation.max_staleness
     remarks: list[str] = [
         *([Sentence("training.left-course", collapsed=collapsed)] if collapsed else []),
         *([f"Before training: {hints}."] if hints else []),
-        *([Sentence("training.nothing-learned")] if nothing_learned else []),
+        *([Sentence("training.nothing-learned")] if equal and config.weights.grpo > 0 else []),
         *([Sentence("training.grpo-off")] if not config.weights.grpo else []),
         *([Sentence("training.groups-too-old", groups=given_up, max_staleness=max_staleness)] if given_up else []),
         *config.diloco.warnings(config.optimisation.steps),

@@ -129,6 +129,7 @@ class TaughtRows(RolloutRows):
         return total
 
 
+@dataclass(eq=False)
 class TaughtSource(RowSource[TaughtRollout]):
     """Gives the rollouts of a step that have a teacher.
 
@@ -137,8 +138,8 @@ class TaughtSource(RowSource[TaughtRollout]):
 
     name, scored_rows, whole_rollouts = "taught", TaughtRows, True
 
-    def __init__(self, teachers: Sequence[FrozenTeacher], top_k: int | None = None) -> None:
-        self.teachers, self.top_k = teachers, top_k
+    teachers: Sequence[FrozenTeacher]
+    top_k: int | None = None
 
     @classmethod
     def open(cls, inputs: SourceInputs) -> Self:
