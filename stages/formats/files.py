@@ -24,7 +24,7 @@ from composer_stages import json_text
 from composer_stages.errors import BadInput
 from composer_stages.formats import FORMATS
 from composer_stages.formats.base import FIELDS, Drop, NumberedRecord
-from composer_stages.formats.reports import stem
+from composer_stages.formats.reports import FileLocation, stem
 from composer_stages.runs import store
 from composer_stages.runs.run import Run
 from composer_stages.words import Sentence, did_you_mean
@@ -75,17 +75,13 @@ DAMAGE = (
 
 
 @dataclass(frozen=True)
-class Source:
-    """One foreign file; `label` is its name in rows and reports.
+class Source(FileLocation):
+    """One foreign file.
 
-    `root`: the folder or file of the user's path that it was found by. `is_sidecar`: it is not below a path of the user
-    and is read only as a description or report of other files.
+    `is_sidecar`: it is not below a path of the user and is read only as a description or report of other files.
     """
 
-    path: Path
-    label: str
     sha256: str
-    root: Path = field(default=Path("/"), kw_only=True, compare=False)
     is_sidecar: bool = field(default=False, kw_only=True, compare=False)
 
     def records(self, loads: Loads = json.loads, *, brief: bool = False) -> Iterator[NumberedRecord | Drop]:

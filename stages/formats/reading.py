@@ -32,7 +32,7 @@ from composer_stages.formats.measurement import (
     reason_of,
 )
 from composer_stages.formats.messages import first_question
-from composer_stages.formats.reports import FileLocation, Sidecars
+from composer_stages.formats.reports import Sidecars
 from composer_stages.formats.secrets import Redactions, clean
 from composer_stages.json_text import TooDeep
 from composer_stages.rollouts import missing
@@ -98,11 +98,10 @@ def detect_formats(sources: list[Source], format_name: str, sidecars: Sidecars) 
         fitting = next((i for record in records for i in candidates if not source.is_sidecar and fits(i, record)), None)
         is_useful = False
         if fitting is None or fitting.describes or fitting.judges:
-            location = FileLocation(source.path, source.label, source.root)
             for item in source.records():
                 if not isinstance(item, Drop):
                     with suppress(*MALFORMED):
-                        is_useful |= sidecars.add(location, item[1])
+                        is_useful |= sidecars.add(source, item[1])
         if fitting is not None and (fitting.describes or fitting.judges):
             descriptions[source] = fitting
         elif fitting is not None or not (is_useful or source.is_sidecar):

@@ -48,11 +48,11 @@ IdsBelow = Callable[[Path | None], Iterable[str]]
 
 @dataclass(frozen=True)
 class FileLocation:
-    """A file, its name in reports, and the user's path that it was found by."""
+    """A file, its name in rows and reports, and the folder or file of the user's path that it was found by."""
 
     path: Path
     label: str
-    root: Path
+    root: Path = field(default=Path("/"), kw_only=True, compare=False)
 
 
 @dataclass

@@ -83,7 +83,7 @@ def is_report(record: Any) -> bool:
 
 def report_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield an item for each instance that a report lists."""
-    if (report := parse_report(FileLocation(origin.path, origin.file, origin.path), record)) is None:
+    if (report := parse_report(FileLocation(origin.path, origin.file, root=origin.path), record)) is None:
         return
     named = stem(origin.path).partition(".")[0]
     model = None if named in ("report", "results", "final_report") else named.replace("__", "/")

@@ -45,6 +45,22 @@ Drawn = tuple[list[int], list[float]]
 """Sampled token ids, the end token included, and their natural log-probs."""
 
 
+@dataclass(frozen=True)
+class DrawSettings:
+    """How tokens are drawn, each row up to one of `end_ids`.
+
+    Temperature 0 takes the most likely token, with log-probs of the untempered distribution. look_every: tokens between
+    two checks for ended rows. fixed: whether decoding steps are a `FixedStep`; None chooses by the device.
+    """
+
+    temperature: float
+    end_ids: set[int] = field(default_factory=set)
+    pad_id: int = 0
+    prefill_tokens: int = 8192
+    look_every: int | None = None
+    fixed: bool | None = None
+
+
 @torch.inference_mode()
 def sample_batch(
     model: Any,
@@ -52,25 +68,19 @@ def sample_batch(
     *,
     seeds: Sequence[int],
     max_tokens: int,
-    temperature: float,
-    end_ids: set[int],
-    pad_id: int,
     context: float = math.inf,
-    prefill_tokens: int = 8192,
     prefixes: "PrefixCache | None" = None,
-    look_every: int | None = None,
-    fixed: bool | None = None,
+    **settings: Any,
 ) -> list[Drawn]:
     """Draw one completion per prompt: (token ids with the end token, natural log-probs after temperature).
 
-    Temperature 0 takes the most likely token, with log-probs of the untempered distribution. context: tokens at which a
-    row ends, its prompt included: learned positions end there. prefixes: the KV cache of the previous call, which
-    prompts may continue, replaced by that of this call. look_every: tokens between two checks for ended rows. fixed:
-    whether decoding steps are a `FixedStep`; None chooses by the device.
+    context: tokens at which a row ends, its prompt included: learned positions end there. prefixes: the KV cache of the
+    previous call, which prompts may continue, replaced by that of this call. settings: those of `DrawSettings`.
 
     A row is sampled in the fastest way that is right for its length (`try_sampling`), and where it outgrows that, it
     goes on in the next one.
     """
+    how = DrawSettings(**settings)
     # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
     generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
     uniforms = [
@@ -84,21 +94,18 @@ def sample_batch(
         while rows := [
             row
             for row, (ids, _) in enumerate(drawn)
-            if len(ids) < len(uniforms[row]) and end_ids.isdisjoint(ids[-1:]) and len(prompts[row]) + len(ids) < room
+            if len(ids) < min(len(uniforms[row]), room - len(prompts[row])) and how.end_ids.isdisjoint(ids[-1:])
         ]:
             begun = [[*prompts[row], *drawn[row][0]] for row in rows]
             left = [uniforms[row][len(drawn[row][0]) :] for row in rows]
             if way == ALONE:
                 pairs = zip(begun, left, strict=True)
-                found = [
-                    sample_alone(model, *pair, temperature, end_ids, cached=bool(ways.get(ALONE))) for pair in pairs
-                ]
+                found = [sample_alone(model, *pair, how, cached=bool(ways.get(ALONE))) for pair in pairs]
             else:
                 most = int(min(max(map(len, left)), room - max(map(len, begun))))
                 table = pad_sequence(left, batch_first=True)[:, :most]
-                kept, more = prefixes if len(rows) == len(prompts) else None, (prefill_tokens, look_every, fixed)
-                in_place = way == IN_PLACE
-                found = _together(model, begun, table, temperature, end_ids, pad_id, in_place, kept, *more)
+                kept = prefixes if len(rows) == len(prompts) else None
+                found = _together(model, begun, table, how, way == IN_PLACE, kept)
             for row, own, (ids, logps) in zip(rows, left, found, strict=True):
                 drawn[row][0].extend(ids[: len(own)])
                 drawn[row][1].extend(logps[: len(own)])
@@ -109,25 +116,20 @@ def _together(
     model: Any,
     prompts: Sequence[list[int]],
     uniforms: Float[Tensor, "B m"],
-    temperature: float,
-    end_ids: set[int],
-    pad_id: int,
+    how: DrawSettings,
     in_place: bool,
     prefixes: "PrefixCache | None" = None,
-    prefill_tokens: int = 8192,
-    look_every: int | None = None,
-    fixed: bool | None = None,
 ) -> list[Drawn]:
     """Draw as many tokens for each prompt as there are `uniforms`, in one batch; in_place: in tables of our own."""
     device, max_tokens = next(model.parameters()).device, uniforms.shape[1]
     uniforms = uniforms.to(device)
-    rows, logits = _prefilled(model, prompts, max_tokens, pad_id, prefill_tokens, prefixes, in_place)
-    rows.fixed = in_place and (can_replay(model) if fixed is None else fixed)
-    look = look_every or (1 if device.type == "cpu" else 16)  # a GPU is waited for at each look, a CPU never
+    rows, logits = _prefilled(model, prompts, max_tokens, how.pad_id, how.prefill_tokens, prefixes, in_place)
+    rows.fixed = in_place and (can_replay(model) if how.fixed is None else how.fixed)
+    look = how.look_every or (1 if device.type == "cpu" else 16)  # a GPU is waited for at each look, a CPU never
     completions: list[Drawn] = [([], []) for _ in prompts]
     ended, pending = [False] * len(prompts), list[Tensor]()
     for t in range(max_tokens):
-        token, logp = draw(logits, uniforms[:, t], temperature)  # [B], [B]
+        token, logp = draw(logits, uniforms[:, t], how.temperature)  # [B], [B]
         pending.append(torch.stack([token.double(), logp.double()]))
         last = t + 1 == max_tokens
         if last or len(pending) == look:
@@ -143,7 +145,7 @@ def _together(
                         completions[prompt][0].append(token_id)
                         # Rounding can make the log-prob of a near-certain token slightly positive.
                         completions[prompt][1].append(min(value, 0.0))
-                        ended[prompt] = token_id in end_ids
+                        ended[prompt] = token_id in how.end_ids
             unfinished = [row for row, prompt in enumerate(running) if not ended[prompt]]
             if last or not unfinished:
                 break
@@ -159,18 +161,18 @@ def _together(
 
 
 def sample_alone(
-    model: Any, prompt: list[int], uniforms: Float[Tensor, " m"], temperature: float, end_ids: set[int], *, cached: bool
+    model: Any, prompt: list[int], uniforms: Float[Tensor, " m"], how: DrawSettings, *, cached: bool
 ) -> Drawn:
     """Draw one completion as transformers' `generate` computes it; cached: whether in its cache, or each pass anew."""
-    drawn, device = _Drawing(uniforms, temperature), next(model.parameters()).device
+    drawn, device = _Drawing(uniforms, how.temperature), next(model.parameters()).device
     ids = torch.tensor([prompt], device=device)
     if not cached:
-        while len(drawn.ids) < len(uniforms) and end_ids.isdisjoint(drawn.ids[-1:]):
+        while len(drawn.ids) < len(uniforms) and how.end_ids.isdisjoint(drawn.ids[-1:]):
             token = drawn(ids, model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(-1, keepdim=True)
             ids = torch.cat([ids, token], 1)
         return drawn.ids, drawn.logps
     # In place of the model's own settings, which would fill in what is not set.
-    settings = GenerationConfig(max_new_tokens=len(uniforms), eos_token_id=sorted(end_ids) or None, pad_token_id=0)
+    settings = GenerationConfig(max_new_tokens=len(uniforms), eos_token_id=sorted(how.end_ids) or None, pad_token_id=0)
     of_model, model.generation_config = model.generation_config, settings
     try:
         model.generate(ids, attention_mask=torch.ones_like(ids), logits_processor=LogitsProcessorList([drawn]))
@@ -370,7 +372,7 @@ def try_sampling(model: Any, switch: int) -> dict[str, Any]:
             return found
     prompt, uniforms = [5, 6, 7, 8], _uniforms(switch + 6)
     wrong = trials.agrees(
-        model, lambda: _difference(model, prompt, sample_alone(model, prompt, uniforms, 1.0, set(), cached=True))
+        model, lambda: _difference(model, prompt, sample_alone(model, prompt, uniforms, DrawSettings(1.0), cached=True))
     )
     return found | {ALONE: not wrong} | ({"not_alone": wrong} if wrong else {})
 
@@ -405,14 +407,14 @@ def _differences(model: Any, in_place: bool, switch: int) -> Tensor:
     """
     prompts = [[5, 6, 7, 8], [9 + i % 40 for i in range(switch + 3)] if switch else [9, 10], [5, 6, 7, 8]]
     uniforms, prefixes = _uniforms(3, switch + 6 if switch else small_models.SWITCH - 6), PrefixCache()
-    ended = _together(model, prompts, uniforms, 1.0, set(), 0, in_place)
+    ended = _together(model, prompts, uniforms, DrawSettings(1.0), in_place)
     ends = {ended[0][0][2]}
-    found = _together(model, prompts, uniforms, 1.0, ends, 0, in_place, prefixes, fixed=False)
+    found = _together(model, prompts, uniforms, DrawSettings(1.0, ends, fixed=False), in_place, prefixes)
     parts = [_difference(model, prompt, row) for prompt, row in zip(prompts, ended, strict=True)]
     for (ids, logps), (_, all_logps) in zip(found, ended, strict=True):
         parts.append(torch.tensor(logps) - torch.tensor(all_logps[: len(ids)]))
     longer = [[*prompt, *ids, 11] for prompt, (ids, _) in zip(prompts, found, strict=True)]
-    again = _together(model, longer, uniforms[:, :1], 1.0, set(), 0, in_place, prefixes, fixed=in_place)
+    again = _together(model, longer, uniforms[:, :1], DrawSettings(1.0, fixed=in_place), in_place, prefixes)
     return torch.cat([*parts, *(_difference(model, prompt, row) for prompt, row in zip(longer, again, strict=True))])
 
 

@@ -337,6 +337,7 @@ class HintedRows(ScoredRows):
         return self.source.follower.predictors(self.model, [turn.hinted for turn in self.rows])
 
 
+@dataclass(eq=False)
 class HintSource(RowSource[HintedTurn]):
     """Gives at most `hints.per_step` hinted turns of a step's rollouts, spread evenly over them.
 
@@ -346,16 +347,14 @@ class HintSource(RowSource[HintedTurn]):
 
     name, scored_rows = "hinted", HintedRows
 
-    def __init__(
-        self,
-        settings: Hints,
-        tokenizer: Any,
-        environment: Environment,
-        record: Callable[[int, list[tuple[LiveRollout, Hint]]], None],
-        hint_model: Policy | None = None,
-    ) -> None:
-        self._settings, self._tokenizer, self._environment, self._record = settings, tokenizer, environment, record
-        self._hint_model, self.follower = hint_model, SelfTeacher(settings)
+    settings: Hints
+    tokenizer: Any
+    environment: Environment
+    record: Callable[[int, list[tuple[LiveRollout, Hint]]], None]
+    hint_model: Policy | None = None
+
+    def __post_init__(self) -> None:
+        self.follower = SelfTeacher(self.settings)
 
     @classmethod
     def open(cls, inputs: SourceInputs) -> Self:
@@ -369,22 +368,22 @@ class HintSource(RowSource[HintedTurn]):
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[HintedTurn]:
         """Return the hinted turns of a step, and record their hints."""
-        settings, tokenizer = self._settings, self._tokenizer
+        settings, tokenizer = self.settings, self.tokenizer
         if settings.source == "rollout":
             demonstrations = spread(reprompted(rollouts, tokenizer, settings.success_reward), settings.per_step)
-            self._record(step, [(r.rollout, Hint(0, "rollout", "", r.demonstration, r.source)) for r in demonstrations])
+            self.record(step, [(r.rollout, Hint(0, "rollout", "", r.demonstration, r.source)) for r in demonstrations])
             return [r.row for r in demonstrations]
         faulty = []
         for rollout in rollouts:
-            for fault in faults(rollout, self._environment):
+            for fault in faults(rollout, self.environment):
                 sample = rollout.steps[fault.turn].sample
                 if sample.prompt_ids is not None and sample.completion_ids:  # the policy gave token ids
                     faulty.append((rollout, fault))
         # Chosen before a model is asked: its calls are paid for.
         chosen = spread(faulty, settings.per_step)
-        written = zip(chosen, write_hints(chosen, self._hint_model), strict=True)
+        written = zip(chosen, write_hints(chosen, self.hint_model), strict=True)
         hints = [(rollout, hint) for (rollout, _), hint in written if hint is not None]
-        self._record(step, hints)
+        self.record(step, hints)
         return [hinted_turn(tokenizer, rollout, hint) for rollout, hint in hints]
 
     def trees(self, row: HintedTurn) -> tuple[Tree, ...]:
