@@ -9,7 +9,7 @@ import orjson
 
 from composer_stages.data_files import load_template
 from composer_stages.errors import BadInput
-from composer_stages.formats import readers, reading, repeats, rows, swebench, swebench_logs
+from composer_stages.formats import readers, reading, repeats, rows, swebench
 from composer_stages.formats.base import RECORDED_REWARD, Drop, Reader
 from composer_stages.formats.config import Config
 from composer_stages.formats.files import Source
@@ -18,6 +18,7 @@ from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
 from composer_stages.formats.rows import ImportedPayload
+from composer_stages.formats.swebench_logs import GradedLog
 from composer_stages.layout import aligned, counted, escape_line, shortened
 from composer_stages.rollouts import collection_checks, missing
 from composer_stages.rollouts.collection_checks import Account
@@ -66,9 +67,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     graded = [source.graded for source in chosen if isinstance(source, swebench.Log)]
     if graded:
         out.document("graded", [log.record() for log in graded])
-    agreement = ["", *swebench_logs.agreement_report(graded)] if graded else []
     out.set_summary(reports=sidecars.reports.summary())
-    _finish(session, config, out, [*agreement, *sidecars.reports.lines()])
+    _finish(session, config, out, graded)
 
 
 def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
@@ -316,7 +316,7 @@ class ImportSession:
 # The tables and the report
 
 
-def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: list[str]) -> None:
+def _finish(session: ImportSession, config: Config, out: RunWriter, graded: list[GradedLog]) -> None:
     """Write the tables in the order of the files, and the report with every file's counts and the collection checks."""
     if not session.rollouts:
         first = vars(session.drops[0]) if session.drops else None
@@ -331,6 +331,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
         raise BadInput("formats.all-failed", num_rollouts=len(session.rollouts), failure=session.failures[0])
     tasks: dict[str, Row] = {}
     checks, account, models = collection_checks.CollectionChecks(), Account(), set[str | None]()
+    remarks: list[str] = []
     withheld, scores, unchosen = Counter[str](), dict[str, None](), 0
 
     def rollouts() -> Iterator[Row]:
@@ -362,7 +363,7 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
     if config.score and config.score not in scores:
         raise BadInput("formats.no-such-score", score=config.score, scores=[*scores])
     if unchosen:
-        remarks = [*remarks, Sentence("formats.score-not-chosen", num_rollouts=unchosen, scores=[*scores])]
+        remarks.append(Sentence("formats.score-not-chosen", num_rollouts=unchosen, scores=[*scores]))
     out.table(TASK, tasks.values())
     out.table(STEP, (step for unit in session.units() for step in unit["steps"]))
     out.table(ORIGIN, origins())
@@ -370,15 +371,14 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, remarks: lis
     if withheld:
         rewards = ", ".join(f"{number} of {reward}" for reward, number in sorted(withheld.items()))
         number = withheld.total()
-        remarks = [
-            *remarks,
+        remarks += [
             Sentence("formats.rewards-without-completion", num_rollouts=number, rewards=rewards),
             Sentence("formats.reward-kept-in-origins", key=RECORDED_REWARD),
         ]
     if session.repeated:
-        remarks = [*remarks, Sentence("formats.alike-rollouts-kept", num_rollouts=session.repeated)]
+        remarks.append(Sentence("formats.alike-rollouts-kept", num_rollouts=session.repeated))
     out.set_summary(models=sorted(filter(None, models)))
-    _report(session, account, about, checks.checks(account.rollouts), remarks, out)
+    _report(session, account, about, checks.checks(account.rollouts), remarks, graded, out)
 
 
 def _report(
@@ -387,12 +387,13 @@ def _report(
     about: str,
     checks: list[collection_checks.CollectionCheck],
     remarks: list[str],
+    graded: list[GradedLog],
     out: RunWriter,
 ) -> None:
     """Write the result of an import: `report.txt`, `sources.json`, `drops.json`, and totals in the manifest.
 
-    `account` are the rollouts, `about` their numbers of tasks and models; `remarks` are a format's own lines for
-    `report.txt`, which shows the first `SHOWN` files and drops; the two documents have all.
+    `account` are the rollouts, `about` their numbers of tasks and models; `graded` are saved logs.
+    `report.txt` shows the first `SHOWN` files and drops; the two documents have all.
     """
     counts, drops = session.counts, session.drops
     out.document("sources", [count.record() for count in counts])
@@ -425,6 +426,9 @@ def _report(
         imported=Sentence("formats.imported", account=account, about=about, num_files=len(counts)),
         balance=Sentence("formats.balance", account=account, num_traces=traces, num_dropped=dropped.total()),
         remarks=remarks,
+        graded=graded,
+        graders=sorted(Counter(log.grader or "none" for log in graded).items()),
+        reports=session.sidecars.reports,
         files=aligned(_file_cells(by_format, len(counts)), ("files", "records", "traces", "rollouts", "dropped", "")),
         dropped=aligned(sorted(dropped.items())),
         alike=list(alike.values()),

@@ -35,8 +35,6 @@ BROKEN = State.SCORED_WITH_ERROR, "no report of the harness"
 STATS = "stats"
 """What numbers that a program reports of a folder are described under."""
 TIME = "time of the file"
-SHOWN = 10
-"""Limit on listed reports, and on listed contradicting instances."""
 SUFFIXES = (".gz", ".jsonl", ".json", ".traj", ".eval", ".parquet", ".csv", ".tsv")
 KINDS = (".results", ".metadata", ".report", ".rollouts", ".output", ".traces", ".traj")
 TIMED = re.compile(r"20\d\d-\d\d-\d\dT\d\d")
@@ -186,23 +184,11 @@ class Reports:
             report.judged.update(judged)
             report.unlisted.update(unlisted)
 
-    def lines(self) -> list[str]:
-        """Return lines of `report.txt` that list the reports and how many instances they judged."""
-        if not self.all:
-            return []
-        runs, single = [r for r in self.all if r.whole_run], [r for r in self.all if not r.whole_run]
-        lines = ["", Sentence("formats.verdicts-read")]
-        lines += ["  " + Sentence("formats.run-report", label=r.location.label, report=r) for r in runs[:SHOWN]]
-        lines += ["  " + Sentence("formats.more-reports", number=len(runs) - SHOWN)] if len(runs) > SHOWN else []
-        if single:
-            judged = len({(report.scope, instance) for report in single for instance in report.judged})
-            first = single[0].location.label
-            sentence = Sentence("formats.single-reports", num_reports=len(single), first=first, num_judged=judged)
-            lines.append("  " + sentence)
-        if self.contradicted:
-            ids = sorted(self.contradicted)
-            lines.append("  " + Sentence("formats.reports-contradict", number=len(ids), ids=ids[:SHOWN]))
-        return lines
+    @property
+    def num_judged(self) -> int:
+        """Return the number of instances that reports of single instances judged."""
+        single = (report for report in self.all if not report.whole_run)
+        return len({(report.scope, instance) for report in single for instance in report.judged})
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of reports and judged instances, and the names of unused reports."""

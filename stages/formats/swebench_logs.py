@@ -9,7 +9,6 @@ single test where the harness reported it.
 import gzip
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +35,9 @@ HARNESS = "its harness"
 """The grader of a log that cannot be graded here: the harness's verdict is used and not compared."""
 VALIDATION = "the validation of an instance, not of a patch: its lists were checked against both logs"
 NO_ROW = "no row of the instance is known, so which tests count is not: name a file of instances after the folder"
+
+OF_GRADE = ("resolved", "agrees", "tests_agree", "problem", "grader", "tests_status")
+"""Fields of a record that are those of the grade."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,9 @@ class GradedLog:
         """Return all fields without the log. `said` is the harness's verdict."""
         return {
             "instance_id": self.eval_log.instance,
-            "file": self.eval_log.file,
-            "model": self.eval_log.model,
-            "patch": self.eval_log.patch,
             "said": self.eval_log.harness_resolved,
-            "resolved": self.resolved,
-            "agrees": self.agrees,
-            "tests_agree": self.tests_agree,
-            "problem": self.problem,
-            "grader": self.grader,
-            "tests_status": self.tests_status,
+            **{name: getattr(self.eval_log, name) for name in ("file", "model", "patch")},
+            **{name: getattr(self, name) for name in OF_GRADE},
         }
 
 
@@ -316,25 +311,3 @@ def _is_valid_instance(broken: str, original: str, lists: TestLists, repo: str) 
         and not any(passing[group]["failure"] for group in passing)
         and not failing["PASS_TO_PASS"]["failure"]
     )
-
-
-def agreement_report(logs: Sequence[GradedLog]) -> list[str]:
-    """Return lines on the agreement: counts, then every log that disagrees or could not be graded."""
-    agreement = Counter({True: "agree", False: "disagree", None: "not compared"}[log.agrees] for log in logs)
-    verdicts, tests = Counter(log.resolved for log in logs), Counter(log.tests_agree for log in logs)
-    graders = Counter(log.grader or "none" for log in logs)
-    resolved, unresolved, unknown = (verdicts[verdict] for verdict in (True, False, None))
-    agree, differ, uncompared = (tests[verdict] for verdict in (True, False, None))
-    lines: list[str] = [
-        Sentence("formats.graded-logs", num_logs=len(logs), resolved=resolved, unresolved=unresolved, unknown=unknown),
-        f"graded by {', '.join(f'{name} ({number})' for name, number in sorted(graders.items()))}",
-        Sentence("formats.verdict-agreement", counts=[f"{n} {word}" for word, n in sorted(agreement.items())]),
-        Sentence("formats.test-agreement", agree=agree, differ=differ, uncompared=uncompared),
-    ]
-    lines += [
-        f"  disagrees: {log.eval_log.file}: {log.resolved} here, {log.eval_log.harness_resolved} there"
-        for log in logs
-        if log.agrees is False
-    ]
-    lines += [f"  tests differ: {log.eval_log.file}" for log in logs if log.tests_agree is False]
-    return lines + [f"  {log.eval_log.instance}: {log.problem} ({log.eval_log.file})" for log in logs if log.problem]

@@ -17,6 +17,7 @@ from composer_stages.runs import hub
 from composer_stages.runs.kinds import PAIR
 from composer_stages.runs.run import Inputs
 from composer_stages.training.config import Config
+from composer_stages.words import Sentence
 
 PROMPT_TOKENS = 1024
 """Assumed length of a prompt where none is measured."""
@@ -45,10 +46,7 @@ class Prompts:
     longest_pair: int = 0
 
     def __str__(self) -> str:
-        pairs = f"pairs of {self.pair:,.0f} to {self.longest_pair:,} tokens and " if self.pair else ""
-        if not self.measured:
-            return f"{pairs}prompts of {self.tokens:,} tokens, which are assumed"
-        return f"{pairs}prompts of at most {self.tokens:,} tokens, measured on {self.measured} of {self.tasks} tasks"
+        return Sentence("training.lengths-of-prompts", prompts=self)
 
 
 ASSUMED = Prompts()

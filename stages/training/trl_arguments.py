@@ -14,7 +14,7 @@ from composer_stages.errors import UsageError, refusal
 from composer_stages.policy import adapters
 from composer_stages.runs.reporting import PROJECT
 from composer_stages.training.collapse import kept_checkpoints
-from composer_stages.training.config import OURS, AdapterSettings, Optimisation
+from composer_stages.training.config import OURS, TRL_FIELDS, AdapterSettings, Optimisation
 from composer_stages.training.plan import SMALL_RATE, TrainPlan
 
 # TRL's own fields are given as `trl.KEY=VALUE` and checked before a model is loaded, by TRL and against its types.
@@ -96,7 +96,6 @@ def trl_config(
         "gradient_accumulation_steps": rollouts // micro,
         "num_generations": settings.generations,
         "learning_rate": SMALL_RATE if settings.learning_rate is None else settings.learning_rate,
-        "lr_scheduler_type": "constant",
         "max_grad_norm": settings.max_grad_norm,
         "beta": settings.beta,
         "loss_type": settings.loss_type,
@@ -104,18 +103,12 @@ def trl_config(
         "max_completion_length": max_completion,
         "gradient_checkpointing": bool(settings.gradient_checkpointing),
         "use_cpu": device == "cpu",
-        "shuffle_dataset": False,
         "save_steps": settings.save_every,
         "save_total_limit": kept_checkpoints(settings.save_every) if settings.stop_on_collapse else 2,
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # which logs the mean of earlier steps in place of a loss that is no number
         "report_to": [],
         "project": PROJECT,
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
         "dataloader_pin_memory": device != "cpu",
-        "log_completions": False,
-        "log_level_replica": "error",
+        **TRL_FIELDS["constant"],
         **ours,
     }
     config = checked_config(defaults, more or {})

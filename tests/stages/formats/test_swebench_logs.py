@@ -12,7 +12,7 @@ from needs import REAL, needs
 from support.transcripts import document, imported, jsonl
 
 from composer_stages.errors import BadInput
-from composer_stages.formats import swebench, swebench_logs
+from composer_stages.formats import swebench
 from composer_stages.formats.swebench_logs import HARNESS, GradedLog, find_logs, grade_log
 from composer_stages.import_traces import Config
 from composer_stages.runs.kinds import ORIGIN, ROLLOUT
@@ -110,9 +110,8 @@ def test_disagreement_with_a_report_is_found(tmp_path: Path) -> None:
     folder = container(tmp_path, BAD, harness_verdict=True)
     (log,) = grade_logs(folder)
     assert log.agrees is False and log.tests_agree is None
-    assert "disagrees: run/pallets__flask-1/test_output.txt: False here, True" in "\n".join(
-        swebench_logs.agreement_report([log])
-    )
+    record = log.record()
+    assert (record["file"], record["resolved"], record["said"]) == ("run/pallets__flask-1/test_output.txt", False, True)
     report = {"pallets__flask-1": {"resolved": False, "tests_status": STATUS}}
     document(folder / "run/pallets__flask-1/report.json", report)
     assert [(log.agrees, log.tests_agree) for log in grade_logs(folder)] == [(True, False)]
