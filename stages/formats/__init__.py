@@ -1,11 +1,11 @@
 """Rollouts in the files of other programs: one module a program, with its readers and its writer.
 
 A reader turns records of a file into trajectories, a writer turns rollouts into files. A module declares them as
-`READERS` and `WRITER`; `FORMATS` names the module of each format, which is imported when it is used.
+`READERS` and `WRITER`; formats.toml names the module of each format, which is imported when it is used.
 
 What all formats share:
 
-base.py - trajectories, dropped records, and `Reader`
+base.py - trajectories, dropped records, and `Reader`; fields.toml - names in the files of other programs
 files.py - finding files, and reading them record by record
 messages.py - chat messages of every dialect as role and text
 measurement.py - what a log says that it measured, of a log and of a sample
@@ -15,7 +15,7 @@ secrets.py - secrets in texts, replaced by their kind
 repeats.py - which rollouts of several files repeat earlier ones
 rows.py - trajectories as task, rollout, step and origin rows
 transcripts.py - rollouts read back from rows for writers, and `Writer`
-importing.py - what `import` does
+importing.py - what `import` does; import_report.jinja - its report
 config.py - its settings
 hub.py - a run as a folder for the Hugging Face hub, and its upload
 

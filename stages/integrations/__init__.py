@@ -1,6 +1,6 @@
 """Adapters of our environments and losses to the interfaces of other frameworks.
 
-frameworks.py - what the stage `frameworks` does
+frameworks.py - what the stage `frameworks` does; frameworks_report.jinja - its report
 config.py - its settings
 trl.py - TRL's `rollout_func`, a tool environment for its `environment_factory`, and rollouts without training
 openenv.py - an OpenEnv server, sessions over WebSocket only; also a program, for an interpreter that has openenv

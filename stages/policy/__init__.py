@@ -14,7 +14,7 @@ request_fields.py - which fields a user may add to a request without making a ca
 requests.py - the bodies of requests to a server, and upper bounds of their cost
 client.py - HTTP requests, each sent once, their typed errors with costs, and the retry loop
 faults.py - what a refusal of a server means, by its codes, numbers and words
-reading.py - responses read as samples
+reading.py - responses read as samples; reading.toml - how servers write them
 bills.py - what a call cost, checked against request and answer
 token_counts.py - lower bounds of the tokens of a text, by its words or by a model's own tokenizer
 origin.py - who answers behind an address, and whose answers a run may reuse
