@@ -1,7 +1,7 @@
 """Training a student with several channels at once: GRPO on the environment's reward, and further losses.
 
 What is trained:
-config.py - the configuration of one arm: its tables, and the setting `weights` with one field a channel; trl_fields.toml
+config.py - the configuration of one arm: its tables, and `weights` with one field a channel; trl_fields.toml
 plan.py - the configuration resolved once, with choices by the model's size
 model_shape.py - the model's shape and the lengths of the prompts, read before a model is loaded
 refusals.py - plans that cannot be trained
