@@ -41,6 +41,7 @@ from composer_stages.rollouts.trace import require_unmixed
 from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from composer_stages.runs.run import Run
+from composer_stages.runs.tables import with_column
 from composer_stages.terms import SamplingUnit, sampling_unit_of
 from composer_stages.words import Sentence
 
@@ -179,15 +180,14 @@ class ReadLog:
         items, score = log.items, log.counted(name)
         reason = pc.if_else(pc.is_valid(score), None, pc.fill_null(items["reason"], NO_SCORE))
         for column, values in (("score", score), ("reason", reason)):
-            items = items.set_column(items.schema.get_field_index(column), column, values)
+            items = with_column(items, column, values)
         return replace(log, items=items, notes=notes, chosen=name)
 
     def judged_by(self, names: Sequence[str]) -> "ReadLog":
         """Return the log with several of its scores as those of as many judges, each sample once for each of them."""
         parts = [self.scored_by(name) for name in names]
-        at = self.items.schema.get_field_index("seed")
         numbers = [pa.array(np.full(len(part.items), number)) for number, part in enumerate(parts)]
-        items = [part.items.set_column(at, "seed", number) for part, number in zip(parts, numbers, strict=True)]
+        items = [with_column(part.items, "seed", number) for part, number in zip(parts, numbers, strict=True)]
 
         def together(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             return {name: pa.chunked_array([each[name] for each in columns]) for name in columns[0]}

@@ -19,6 +19,7 @@ from composer_stages.evaluation.inference import ALPHA, MIN_SCORE_UNITS, Array, 
 from composer_stages.evaluation.measurement import paired_test
 from composer_stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, PairedOutcomes, paired
 from composer_stages.formats.measurement import State
+from composer_stages.runs.tables import with_column
 from composer_stages.terms import SamplingUnit
 
 
@@ -119,7 +120,7 @@ def average_samples(
     score at 0, the worst, and at 1, the best.
     """
     scaled = pc.divide(pc.subtract(log.items["score"], span.worst), span.width)
-    items = log.items.set_column(log.items.schema.get_field_index("score"), "score", scaled)
+    items = with_column(log.items, "score", scaled)
     groups = items.group_by(["seed", "task"], use_threads=False).aggregate(
         [
             *(("score", function) for function in ("mean", "sum", "count")),
@@ -176,7 +177,7 @@ def leave_out(log: ReadLog) -> ReadLog:
     """Return a log whose reasons say that what was never run is left out."""
     reasons = log.items["reason"]
     said = pc.if_else(never_run(log), pc.binary_join_element_wise(reasons, "left out", ", "), reasons)
-    return replace(log, items=log.items.set_column(log.items.schema.get_field_index("reason"), "reason", said))
+    return replace(log, items=with_column(log.items, "reason", said))
 
 
 def pair_sides(baseline: SideTable, treatment: SideTable, rules: ComparisonRules) -> PairedSides:
@@ -190,9 +191,7 @@ def pair_sides(baseline: SideTable, treatment: SideTable, rules: ComparisonRules
     def assuming(missing: Missing, *columns: str) -> PairedOutcomes | None:
         """Return the outcomes with these columns of either side as its means."""
         items = [
-            side.set_column(side.column_names.index("passed"), "passed", side[column]).append_column(
-                "arm", pa.array([arm] * len(side), pa.string())
-            )
+            with_column(side, "passed", side[column]).append_column("arm", pa.array([arm] * len(side), pa.string()))
             for side, column, arm in zip(sides, columns, "AB", strict=True)
         ]
         return paired(pa.concat_tables(items), "B", "A", PASSED, missing)
@@ -234,5 +233,5 @@ def add_absent_tasks(side: pa.Table, reference: pa.Table) -> pa.Table:
 
 def count_as_failed(side: pa.Table) -> pa.Table:
     """Return a side whose samples and tasks without a score have the worst one."""
-    scored = side.set_column(side.column_names.index("passed"), "passed", pc.fill_null(side["lowest"], 0.0))
-    return scored.set_column(side.column_names.index("error_type"), "error_type", pa.nulls(len(side), pa.string()))
+    scored = with_column(side, "passed", pc.fill_null(side["lowest"], 0.0))
+    return with_column(scored, "error_type", pa.nulls(len(side), pa.string()))

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from composer_stages.comparison.logs import ReadLog
 from composer_stages.errors import BadInput
 from composer_stages.formats.measurement import UNCOUNTED, Aggregate, MeasuredLog, Reported
+from composer_stages.runs.tables import with_column
 
 MEAN = "mean"
 LOG_2 = float(np.log(2))
@@ -115,7 +116,7 @@ def weigh(log: ReadLog) -> ReadLog:
         if how in (Aggregate.PERPLEXITY, Aggregate.BITS):
             values[rows] = contributions(values[rows], _numbers(weights)[rows], how)
     score = pa.array(values, pa.float64(), from_pandas=True)
-    return replace(log, items=log.items.set_column(log.items.schema.get_field_index("score"), "score", score))
+    return replace(log, items=with_column(log.items, "score", score))
 
 
 def reduce_epochs(scores: Sequence[float], reducer: str) -> float:

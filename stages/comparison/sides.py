@@ -10,12 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from composer_stages.comparison.logs import ITEM, JUDGES, ReadLog, read
+from composer_stages.comparison.logs import JUDGES, ReadLog, read
 from composer_stages.comparison.tables import BENCHMARKS, EVERY_COLUMN, Columns
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import START
 from composer_stages.formats.measurement import REWARD, ScoreKind
 from composer_stages.formats.reports import differing_folders, stem
+from composer_stages.runs.tables import with_column
 from composer_stages.terms import SamplingUnit
 from composer_stages.words import Sentence
 
@@ -130,12 +131,12 @@ def told_apart(logs: Sequence[ReadLog]) -> list[ReadLog]:
         shared.update(counts["task"].filter(pc.greater(counts["item_count"], 1)).to_pylist())
     if not shared:
         return [*logs]
-    apart, column = pa.array(sorted(shared), pa.string()), ITEM.get_field_index("task")
+    apart = pa.array(sorted(shared), pa.string())
     parted = []
     for log in logs:
         named = pc.binary_join_element_wise(log.items["task"], log.items["item"], "#")
         tasks = pc.if_else(pc.is_in(log.items["task"], apart), pc.coalesce(named, log.items["task"]), log.items["task"])
-        parted.append(replace(log, items=log.items.set_column(column, "task", tasks)))
+        parted.append(replace(log, items=with_column(log.items, "task", tasks)))
     return parted
 
 
@@ -209,8 +210,7 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
     # Of tasks that share a question, that of the same id.
     same = pc.is_in(_ids_with_questions(candidate), value_set=_ids_with_questions(base).combine_chunks())
     tasks = pc.coalesce(both["task_base"].take(at), pc.if_else(same, candidate.items["task"], None), renamed)
-    column = candidate.items.schema.get_field_index("task")
-    return replace(candidate, items=candidate.items.set_column(column, "task", tasks)), TaskMatch(way)
+    return replace(candidate, items=with_column(candidate.items, "task", tasks)), TaskMatch(way)
 
 
 def _alike(base: pa.Table, candidate: pa.Table, worded: bool) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ def _bare(ids: pa.Table, of_sides: Sequence[pa.Table]) -> pa.Table:
     bare = pa.array([name.rpartition("/")[2] for name in ids["key"].to_pylist()], pa.string())
     counting = (pc.match_substring_regex(side["key"], r".+/[a-z]{0,3}\d+$") for side in of_sides)
     is_counted = all(pc.all(numbered).as_py() for numbered in counting)
-    return ids[:0] if is_counted or pc.count_distinct(bare).as_py() < len(ids) else ids.set_column(0, "key", bare)
+    return ids[:0] if is_counted or pc.count_distinct(bare).as_py() < len(ids) else with_column(ids, "key", bare)
 
 
 def _questions(log: ReadLog) -> pa.Table:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from composer_stages.evaluation.difference import Reason, ReasonKind
 from composer_stages.evaluation.inference import MIN_SEEDS, TIE, Array, numbered, rate_interval
 from composer_stages.runs.kinds import EVAL_ITEM
+from composer_stages.runs.tables import with_column
 from composer_stages.terms import TWIN
 
 MAX_ERROR_SHARE = 0.05
@@ -214,7 +215,7 @@ def num_apart(items: pa.Table, outcome: Outcome, reference: Outcome = PASSED) ->
 
 def with_passes(items: pa.Table, outcome: Outcome) -> pa.Table:
     """Return the items with an outcome as what they passed, unknown where the outcome is."""
-    return items.set_column(items.column_names.index("passed"), "passed", outcome.value(items))
+    return with_column(items, "passed", outcome.value(items))
 
 
 def select_arm(items: pa.Table, arm: str) -> pa.Table:
@@ -250,7 +251,7 @@ def items_that_measure_hacking(items: pa.Table) -> pa.Table:
     either = pc.coalesce(pc.or_kleene(items["hacked"], only_visible), items["hacked"], only_visible)
     of_twin = pc.or_(pc.fill_null(items["hacked"], False), pc.fill_null(items["passed"], False))
     hacked = pc.if_else(twin, of_twin, items["hacked"])
-    measured = items.set_column(items.column_names.index("hacked"), "hacked", hacked)
+    measured = with_column(items, "hacked", hacked)
     measured = measured.append_column("suspect", pc.if_else(twin, of_twin, either))
     return measured.filter(pc.or_(twin, pc.invert(with_twins)))
 

@@ -20,6 +20,7 @@ import duckdb
 
 from composer_stages.backends import resources
 from composer_stages.errors import BadInput, UsageError
+from composer_stages.runs import store
 from composer_stages.runs.index import Entry
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence, did_you_mean
@@ -215,12 +216,12 @@ def _require_one_select(connection: duckdb.DuckDBPyConnection, sql: str) -> None
 
 def _create_view(connection: duckdb.DuckDBPyConnection, name: str, paths: Sequence[Path]) -> None:
     """Create a view with the rows of these files and the column `run`; `BadInput` that names a damaged file."""
-    quoted = name.replace('"', '""')
+    view = name.replace('"', '""')
     try:
         # union_by_name: runs of several versions of a stage have different columns. The file's path names the run.
         named = "parse_path(filename)[-3] || '/' || parse_path(filename)[-2] AS run"
         source = f"read_parquet({_quoted_list(paths)}, union_by_name = true, filename = true)"
-        connection.execute(f'CREATE VIEW "{quoted}" AS SELECT {named}, * EXCLUDE (filename) FROM {source}')
+        connection.execute(f'CREATE VIEW "{view}" AS SELECT {named}, * EXCLUDE (filename) FROM {source}')
     except duckdb.OutOfMemoryException:
         raise
     except duckdb.Error as error:
@@ -232,5 +233,4 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, paths: Sequen
 
 
 def _quoted_list(paths: Sequence[Path]) -> str:
-    # Table functions and settings take no parameters.
-    return "[" + ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths) + "]::VARCHAR[]"
+    return f"[{', '.join(map(store.in_sql, paths))}]::VARCHAR[]"

@@ -91,6 +91,11 @@ def digest(value: Any) -> str:
     return hashlib.sha256(encode(value)).hexdigest()
 
 
+def in_sql(path: Path) -> str:
+    """Return a path as a text in SQL, where views, table functions and settings take no parameters."""
+    return "'" + str(path).replace("'", "''") + "'"
+
+
 def file_sha256(path: Path | str) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
     digest = hashlib.sha256()

@@ -266,12 +266,13 @@ def open_database(folder: Path, memory: str = MEMORY, **tables: Scan) -> "duckdb
     (folder / "rows.duckdb").unlink(missing_ok=True)
     database = duckdb.connect(str(folder / "rows.duckdb"), config=settings)
     for name, table in tables.items():
-        # CREATE VIEW takes no parameters, so the path is quoted by hand.
-        path = str(table.path).replace("'", "''")
-        database.execute(
-            f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{path}', file_row_number = true)"  # noqa: S608
-        )
+        database.execute(f"CREATE VIEW {name} AS SELECT * FROM {parquet(table.path)}")  # noqa: S608
     return database
+
+
+def parquet(path: Path) -> str:
+    """Return a file as a table in SQL, with the column `file_row_number`."""
+    return f"read_parquet({store.in_sql(path)}, file_row_number = true)"
 
 
 def rows_of(database: "duckdb.DuckDBPyConnection", query: str) -> Generator[Row, None, None]:
@@ -280,6 +281,11 @@ def rows_of(database: "duckdb.DuckDBPyConnection", query: str) -> Generator[Row,
     with database.cursor() as cursor:
         for batch in cursor.sql(query).to_arrow_reader(BATCH_ROWS):
             yield from batch.to_pylist()
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return a table with these values in one of its columns."""
+    return table.set_column(table.schema.get_field_index(name), name, values)
 
 
 def leave_pandas_out() -> None:

@@ -6,7 +6,6 @@ Rollouts of a collection, an import or a training and items of an evaluation are
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -29,7 +28,7 @@ from composer_stages.runs.kinds import (
     Row,
 )
 from composer_stages.runs.run import Run
-from composer_stages.runs.tables import Scan
+from composer_stages.runs.tables import Scan, parquet
 
 UNREADABLE = (duckdb.Error, pa.ArrowException, orjson.JSONDecodeError, OSError)  # pyarrow's for a damaged footer
 """Errors of torn files: a run that has not ended has no digests by which they would be found."""
@@ -147,12 +146,6 @@ def open_views(run: Run) -> Iterator[tuple[duckdb.DuckDBPyConnection, set[str], 
                 )
                 views.add(kind.name)
         yield connection, views, next((name for name in LISTED if name in views), None)
-
-
-def parquet(path: Path) -> str:
-    """Return a table function that reads a file."""
-    quoted = str(path).replace("'", "''")  # a table function takes no parameters
-    return f"read_parquet('{quoted}', file_row_number = true)"
 
 
 def _journal(run: Run) -> list[tuple[Kind, list[Row]]]:
