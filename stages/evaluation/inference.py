@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -556,6 +557,14 @@ def rate_interval(
         low = max(rate - float(np.hypot(rate - low, of_top)), 0.0)
         high = min(rate + float(np.hypot(high - rate, of_top)), 1.0)
     return low, high
+
+
+def one_sided_p(null: Any, observed: Any, rounding: float = 1e-9) -> float:
+    """Return the share of draws under the null that are as large as what was observed, which counts as one of them.
+
+    So it is never 0. null: an array or tensor. rounding: by how much equal sums may differ.
+    """
+    return (1 + int((null >= observed - rounding).sum())) / (len(null) + 1)
 
 
 def wilson(rate: float, num_tasks: float, z: float = NormalDist().inv_cdf(0.975)) -> tuple[float, float]:

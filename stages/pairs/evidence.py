@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 
 from composer_stages import layout
 from composer_stages.envs.base import Grade
+from composer_stages.evaluation.inference import one_sided_p
 from composer_stages.pairs.actions import STUDENT
 from composer_stages.pairs.blocks import NOTHING, ActionClasses, Array, StateBlock, StateGroup, short_name, to_numpy
 from composer_stages.pairs.report import PairVerdict
@@ -188,7 +189,7 @@ def kappa(labels: Labels, draws: int, random: np.random.Generator) -> Kappa:
     observed, by_chance = float(agreements[0]), agreements[1:]
     chance = float(by_chance.mean())
     coefficient = (observed - chance) / (1 - chance) if chance < 1 else 0.0
-    return Kappa(observed, chance, coefficient, p_value(by_chance, observed))
+    return Kappa(observed, chance, coefficient, one_sided_p(by_chance, observed))
 
 
 def roles(labels: Labels, draws: int, random: np.random.Generator) -> Roles:
@@ -207,12 +208,7 @@ def roles(labels: Labels, draws: int, random: np.random.Generator) -> Roles:
     )
     tasks = np.arange(labels.num_tasks)
     exchanged = np.array([counts[random.integers(0, len(odd), size=len(tasks)), tasks].sum() for _ in range(draws)])
-    return Roles(float(odd[0].mean()), float(odd[1:].mean()), p_value(exchanged, float(counts[0].sum())))
-
-
-def p_value(null: Array, observed: float) -> float:
-    """Return a one-sided permutation p-value, with the + 1 that makes it valid and a tolerance for rounded sums."""
-    return (1 + int((null >= observed - 1e-9).sum())) / (len(null) + 1)
+    return Roles(float(odd[0].mean()), float(odd[1:].mean()), one_sided_p(exchanged, float(counts[0].sum())))
 
 
 def _equal(a: Array, b: Array) -> Array:
@@ -382,7 +378,7 @@ class FailureAlignment:
         null = np.array(by_chance)
         tasks = len(np.unique(np.array(self._task_of)[failing + passing > 0]))
         differ = bool(outcome.any() and not outcome.all())
-        return Alignment(pairs, right, float(null.mean()), p_value(null, right), tasks, differ)
+        return Alignment(pairs, right, float(null.mean()), one_sided_p(null, right), tasks, differ)
 
 
 # Agreement and outcomes, block by block

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pyarrow import RecordBatch
 
+from composer_stages.evaluation.inference import one_sided_p
 from composer_stages.layout import aligned
 from composer_stages.pairs.config import Config
 from composer_stages.pairs.groups import NamedStates
@@ -73,8 +74,7 @@ def word_signal(pairs: Sequence[tuple[str, str]], seed: int = 0) -> WordSignal |
     random = np.random.default_rng(seed)
     observed = kl(np.zeros(len(pairs), dtype=np.int64))
     shuffled = np.array([kl(random.integers(0, 2, size=len(pairs))) for _ in range(SHUFFLES)])
-    p_value = (1 + int((shuffled >= observed - 1e-12).sum())) / (SHUFFLES + 1)
-    return WordSignal(observed, float(np.quantile(shuffled, 0.95)), p_value)
+    return WordSignal(observed, float(np.quantile(shuffled, 0.95)), one_sided_p(shuffled, observed, 1e-12))
 
 
 def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement:

@@ -19,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.sparse import csr_array
 from scipy.stats import norm, t as student_t
 
-from composer_stages.evaluation.inference import design_effect, wilson
+from composer_stages.evaluation.inference import design_effect, one_sided_p, wilson
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
@@ -100,10 +100,9 @@ def permutation_p(score: Float[np.ndarray, " n"], flags: Flags, strata: Codes, d
     That statistic is the sum of flagged rows' scores, less their stratum's mean.
     """
     centred = within(score[:, None], strata)[:, 0]
-    # Less a rounding error: the identity permutation sums in another order.
-    observed = centred[flags].sum() - 1e-12
     dealt = permuted(centred, strata, draws, np.random.default_rng(seed))
-    return float((1 + (dealt[:, flags].sum(1) >= observed).sum()) / (draws + 1))
+    # The identity permutation sums in another order.
+    return one_sided_p(dealt[:, flags].sum(1), centred[flags].sum(), rounding=1e-12)
 
 
 @dataclass(frozen=True)

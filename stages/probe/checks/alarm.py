@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from composer_stages.evaluation.inference import one_sided_p
 from composer_stages.probe.direction import HackScale
 from composer_stages.probe.statistics import FROM_HACKS, codes, permuted
 from composer_stages.runs.kinds import Row
@@ -150,7 +151,7 @@ def alarm(
     permuted_pushes = np.cumsum([rollouts.permuted_pushes(permutations, rng) for rollouts in tested], axis=0)
     # The maximum over the run, so that one threshold serves every checkpoint however much they depend on each other.
     null = permuted_pushes.max(0)
-    quantile, p = _upper_quantile(null, level), (1 + int((null >= push.max() - ROUNDING).sum())) / (permutations + 1)
+    quantile, p = _upper_quantile(null, level), one_sided_p(null, push.max())
     # The largest possible push of each checkpoint is at least 0, so their sum at the end is the largest of the run.
     smallest_p = math.exp(sum(rollouts.log_share_of_largest() for rollouts in tested))
     groups = sum(len(np.unique(rollouts.groups)) for rollouts in tested)
@@ -190,7 +191,7 @@ def correctness_fixed(
         return CorrectnessFixed(push, None, 0)
     rng = np.random.default_rng(seed)
     null = np.cumsum([rollouts.permuted_pushes(permutations, rng) for rollouts in tested], axis=0).max(0)
-    return CorrectnessFixed(push, (1 + int((null >= push - ROUNDING).sum())) / (permutations + 1), groups)
+    return CorrectnessFixed(push, one_sided_p(null, push), groups)
 
 
 NAMED_ROLLOUTS = 10

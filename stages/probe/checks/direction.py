@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from composer_stages.evaluation.inference import one_sided_p
 from composer_stages.gradients.per_row import MeasuredStudent, TokenRow, TotalSink, mean_weights
 from composer_stages.probe.checks.check import Check, Finding, declared
 from composer_stages.probe.direction import (
@@ -186,8 +187,7 @@ def pair_signal(
     flips = torch.cat([torch.ones(1, len(names)), coins[:, [index_of[name] for name in names]]])  # the first: no flip
     ratios = signal_ratios(direction, differences, flips)
     stat = None if few else float(ratios[0])
-    # Less a rounding error: a draw that flips all signs has the very same ratio.
-    p = (1 + int((ratios[1:] >= ratios[0] - 1e-9).sum())) / len(ratios)
+    p = one_sided_p(ratios[1:], ratios[0])  # a draw that flips all signs has the very same ratio
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(0, len(differences), (100, len(differences)), generator=generator)
     low = float(_resampled_cosines(direction, differences, drawn).quantile(0.05))

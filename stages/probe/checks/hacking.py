@@ -15,6 +15,7 @@ import numpy as np
 from scipy.stats import norm, t as student_t
 
 from composer_stages.errors import BadInput
+from composer_stages.evaluation.inference import one_sided_p
 from composer_stages.probe.checks.check import CHECKS, Check, Finding, declared
 from composer_stages.probe.checks.pool import BUCKETS
 from composer_stages.probe.direction import DRAWN
@@ -191,16 +192,9 @@ def _undecided(rows: Labelled) -> str | None:
 
 
 def placebo_ranks(effects: np.ndarray, families: Sequence[str]) -> dict[str, float]:
-    """Return, by family, the p of v's effect among its placebos: (1 + number as large) / (1 + number).
-
-    effects [1 + D]: of v, then of the placebos.
-    """
-    # v counts as one of the draws, so that p is at least 1 / (D + 1) and never 0.
+    """Return, by family, the p of v's effect among its placebos. effects [1 + D]: of v, then of the placebos."""
     names = np.array(families)
-    return {
-        family: (1 + int((effects[1:][names == family] >= effects[0]).sum())) / (1 + int((names == family).sum()))
-        for family in dict.fromkeys(families)
-    }
+    return {f: one_sided_p(effects[1:][names == f], effects[0], rounding=0.0) for f in dict.fromkeys(families)}
 
 
 def factorial_design(rows: Labelled) -> np.ndarray:
