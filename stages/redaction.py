@@ -14,7 +14,7 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -132,12 +132,20 @@ def _decoded(match: "re.Match[bytes]") -> bytes:
 
 def _needles(secret: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     """Return what is left of a secret in each encoding without `SIGNS`: with its case, and in lower case."""
-    base64s = [base64.b64encode(bytes(n) + secret)[-(-n * 8 // 6) : (n + len(secret)) * 8 // 6] for n in range(3)]
-    base32s = [base64.b32encode(bytes(n) + secret)[-(-n * 8 // 5) : (n + len(secret)) * 8 // 5] for n in range(5)]
+    base64s, base32s = _aligned(secret, base64.b64encode, 6), _aligned(secret, base64.b32encode, 5)
     hexes = [secret.hex().encode(), b"".join(b"0x%02x" % byte for byte in secret)]
     exact = [text.translate(None, SIGNS) for text in (secret, secret[::-1], *base64s)]
     # Of a key in another script nothing may be left, and everything would hold that.
     return tuple(n for n in exact if len(n) >= SHORTEST), tuple(text.lower() for text in (*base32s, *hexes))
+
+
+def _aligned(secret: bytes, encode: Callable[[bytes], bytes], bits: int) -> list[bytes]:
+    """Return what an encoding with so many bits a sign writes of a text with the secret in it, by where that begins.
+
+    Without the signs at its ends, which depend on what is around it.
+    """
+    alignments = range(3 if bits == 6 else bits)
+    return [encode(bytes(n) + secret)[-(-n * 8 // bits) : (n + len(secret)) * 8 // bits] for n in alignments]
 
 
 def _encodings(secret: str) -> Iterator[str]:
@@ -148,14 +156,10 @@ def _encodings(secret: str) -> Iterator[str]:
         yield between.join(map(_spelled, characters))
     # Hex, its bytes apart or not: 736b, 73:6B, \\x73\\x6b, 0x73, 0x6b, %73%6B.
     yield r"(?:[\s:,;%\-]|\\{1,8}x|0x){0,4}".join(_any_case(f"{byte:02x}") for byte in data)
-    # Base64 of a text with the key in it: three alignments, of which the ends depend on what is around the key.
-    for alignment in range(3):
-        encoded = base64.b64encode(bytes(alignment) + data).decode()
-        stable = encoded[-(-alignment * 8 // 6) : (alignment + len(data)) * 8 // 6]
-        yield BETWEEN.join(map(_base64_sign, stable))
-    for alignment in range(5):
-        encoded = base64.b32encode(bytes(alignment) + data).decode()
-        yield _any_case(encoded[-(-alignment * 8 // 5) : (alignment + len(data)) * 8 // 5])
+    for encoded in _aligned(data, base64.b64encode, 6):
+        yield BETWEEN.join(map(_base64_sign, encoded.decode()))
+    for encoded in _aligned(data, base64.b32encode, 5):
+        yield _any_case(encoded.decode())
 
 
 def _spelled(character: str) -> str:

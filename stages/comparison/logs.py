@@ -60,6 +60,8 @@ record is; pair_set: what the training of the model learnt from; state: null for
 task; log: its number in `logs`. What it cost is null where that is not recorded."""
 NUMBERS = ("scores", "weights", "before")
 """What a sample has numbers of, by the names of its scores."""
+PARTS = (*NUMBERS, "groups")
+"""The fields of a `ReadLog` that hold a value for each of its items."""
 ROLLOUT_PAGE, ID = "rollout/", "?id="
 """The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
@@ -125,12 +127,10 @@ class ReadLog:
 
     def kept(self, rows: pa.ChunkedArray) -> "ReadLog":
         """Return the log with some of its rows, by a mask."""
-        parts = (self.scores, self.weights, self.before, self.groups)
-        scores, weights, before, groups = (
-            {name: column.filter(rows) for name, column in part.items()} for part in parts
-        )
-        items = self.items.filter(rows)
-        return replace(self, items=items, scores=scores, weights=weights, before=before, groups=groups)
+        columns: dict[str, Any] = {
+            part: {name: column.filter(rows) for name, column in getattr(self, part).items()} for part in PARTS
+        }
+        return replace(self, items=self.items.filter(rows), **columns)
 
     def counted(self, name: str) -> pa.ChunkedArray:
         """Return one of the scores, null where its sample has no verdict."""
@@ -189,17 +189,14 @@ class ReadLog:
         numbers = [pa.array(np.full(len(part.items), number)) for number, part in enumerate(parts)]
         items = [with_column(part.items, "seed", number) for part, number in zip(parts, numbers, strict=True)]
 
-        def together(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        def together(part: str) -> dict[str, pa.ChunkedArray]:
+            columns = [getattr(each, part) for each in parts]
             return {name: pa.chunked_array([each[name] for each in columns]) for name in columns[0]}
 
+        columns: dict[str, Any] = {part: together(part) for part in PARTS}
+
         return replace(
-            parts[0],
-            items=pa.concat_tables(items),
-            scores=together([part.scores for part in parts]),
-            weights=together([part.weights for part in parts]),
-            groups=together([part.groups for part in parts]),
-            chosen=JUDGES.join(names),
-            judges=tuple(names),
+            parts[0], items=pa.concat_tables(items), **columns, chosen=JUDGES.join(names), judges=tuple(names)
         )
 
 

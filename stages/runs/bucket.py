@@ -346,12 +346,8 @@ def publish(run: Run, url: str) -> int:
         if _manifest(published, url).outputs == run.manifest.outputs:
             return 0
         raise UsageError("runs.address-holds-another-run", url=url)
-    files = []
-    for path in sorted(run.path.rglob("*")):
-        name = path.relative_to(run.path)
-        hidden = any(part.startswith(".") for part in name.parts)
-        if path.is_file() and not path.is_symlink() and not hidden and name.parts[0] not in (*NOT_PUBLISHED, MANIFEST):
-            files.append((path, name.as_posix()))
+    kept_back = (*NOT_PUBLISHED, MANIFEST)
+    files = [(path, str(name)) for path, name in store.visible_files(run.path) if name.parts[0] not in kept_back]
     bucket.send_all([*files, (run.path / MANIFEST, MANIFEST)])  # the manifest last: it makes the folder a run
     return bucket.sent
 
@@ -364,8 +360,8 @@ def publish(run: Run, url: str) -> int:
 EVERY_S = 5.0
 """Seconds between two transfers: the work that a lost machine loses at most."""
 OWNER = "owner.json"
-LOCAL = "scratch/"
-"""The prefix of files that only the machine that wrote them needs."""
+LOCAL = "scratch"
+"""The folder of files that only the machine that wrote them needs."""
 Stamp = tuple[int, int]
 """The time of a file's last change, in ns, and its size in bytes."""
 NEVER: Stamp = (0, -1)
@@ -460,14 +456,11 @@ class Mirror:
     def _files(self) -> dict[str, Stamp]:
         """Return the durable files of the folder with their stamps; a name that begins with a dot is temporary."""
         stamps: dict[str, Stamp] = {}
-        for path in self.folder.rglob("*"):
-            name = path.relative_to(self.folder).as_posix()
-            if name == OWNER or name.startswith(LOCAL) or "/." in f"/{name}":
-                continue
-            with suppress(FileNotFoundError):
-                if path.is_file() and not path.is_symlink():
+        for path, name in store.visible_files(self.folder):
+            if str(name) != OWNER and name.parts[0] != LOCAL:
+                with suppress(FileNotFoundError):
                     status = path.stat()
-                    stamps[name] = status.st_mtime_ns, status.st_size
+                    stamps[str(name)] = status.st_mtime_ns, status.st_size
         return stamps
 
 

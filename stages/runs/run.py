@@ -568,10 +568,8 @@ class RunWriter:
         outputs = self.manifest.outputs.values()
         digests = {out["file"]: out["sha256"] for out in outputs} | self._digests
         files = {}
-        for path in sorted(self.path.rglob("*")):
-            name = path.relative_to(self.path)
-            hidden = any(part.startswith(".") for part in name.parts)
-            if path.is_file() and not path.is_symlink() and not hidden and name.parts[0] not in UNSEALED:
+        for path, name in store.visible_files(self.path):
+            if name.parts[0] not in UNSEALED:
                 digest = digests.get(str(name)) or store.file_sha256(path)
                 files[str(name)] = SealedFile(bytes=path.stat().st_size, sha256=digest)
         return files

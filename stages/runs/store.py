@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from difflib import get_close_matches
 from functools import cache
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from shutil import copytree, ignore_patterns, rmtree
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -89,6 +89,14 @@ def encode(value: Any) -> bytes:
 def digest(value: Any) -> str:
     """Return the SHA-256 of a value's canonical JSON, in hex."""
     return hashlib.sha256(encode(value)).hexdigest()
+
+
+def visible_files(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the files below a folder, each with its name there, in order; without links and without hidden ones."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not path.is_symlink() and not any(part.startswith(".") for part in name.parts):
+            yield path, name
 
 
 def in_sql(path: Path) -> str:
@@ -648,11 +656,7 @@ class Journal:
 
 def _picked(lines: Iterator[bytes], numbers: Sequence[int]) -> Iterator[bytes]:
     """Yield the lines with these numbers, which are in ascending order."""
-    targets = iter(numbers)
-    following = next(targets, None)
-    for number, line in enumerate(lines):
-        if following is None:
-            return
-        if number == following:
-            yield line
-            following = next(targets, None)
+    at = 0
+    for number in numbers:
+        yield from islice(lines, number - at, number - at + 1)
+        at = number + 1
