@@ -5,6 +5,7 @@ begins with a Python, Debian or Ubuntu image, copies files of its folder, sets v
 folders, and installs at most packages whose programs the sandbox shows. Everything else is refused with its line.
 """
 
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -122,10 +123,7 @@ def base_images(text: str) -> list[str]:
 
 def absolute_path(path: str, workdir: str) -> str:
     """Resolve a path of a Dockerfile from the working folder, `..` by its text."""
-    parts: list[str] = []
-    for part in PurePosixPath(workdir, path).parts[1:]:
-        parts = parts[:-1] if part == ".." else [*parts, part]
-    return "/" + "/".join(parts)
+    return "/" + posixpath.normpath(posixpath.join(workdir, path)).lstrip("/")
 
 
 def _substitute(text: str, env: Mapping[str, str]) -> str:

@@ -4,9 +4,9 @@ In order: what an answer is compared with, the choice of families, the environme
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import count as count_up, cycle, islice
+from itertools import count as count_up, cycle, islice, zip_longest
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -125,7 +125,8 @@ class SkillsEnv(AnsweredEnv):
         if not families:
             raise UsageError("envs.skills.no-family-for-split", source=self.source, split=split, families=self.families)
         Random(f"skills/{split}/{seed}").shuffle(families := list(families))  # noqa: S311 - draws data, no secret
-        return list(islice(_interleave([self._draw_questions(name, split, seed) for name in families]), count))
+        rounds = zip_longest(*(self._draw_questions(name, split, seed) for name in families))
+        return list(islice((question for in_turn in rounds for question in in_turn if question is not None), count))
 
     def _draw_questions(self, family: str, split: Split, seed: int) -> Iterator[Question]:
         """Yield the distinct questions of a family under a seed."""
@@ -182,18 +183,6 @@ def _distinct(family: str, parts: frozenset[int], seed: str) -> Iterator[Exercis
     """Yield the exercises of a family that are in these parts, each question once."""
     rng = Random(seed)  # noqa: S311 - draws data, no secret
     return drawing.distinct((FAMILIES[family](rng) for _ in count_up()), lambda exercise: exercise.question, parts)
-
-
-def _interleave(streams: Sequence[Iterator[Question]]) -> Iterator[Question]:
-    """Yield one question of each stream in turn, until all of them are empty."""
-    empty: set[int] = set()
-    while len(empty) < len(streams):
-        for index, stream in enumerate(streams):
-            if index not in empty:
-                try:
-                    yield next(stream)
-                except StopIteration:
-                    empty.add(index)
 
 
 # Pairs of answers: one with the word that the loose grader accepts, one with a harmless word. No model writes them.

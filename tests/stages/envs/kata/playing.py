@@ -36,7 +36,7 @@ def play(env: KataEnv, *commands: str) -> list[Observation]:
 
 def folder_of(env: KataEnv) -> Path:
     """The folder of a rollout's files."""
-    return env.finished().folder
+    return env.workspace()
 
 
 def solution(task: Task, *lines: str, before: str = "") -> str:
