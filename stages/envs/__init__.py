@@ -88,23 +88,16 @@ def constructor_options(name: str) -> dict[str, str]:
     Those of a shipped one are read from the source, since its import takes its time; `sandbox` is a setting of its own.
     """
     if not ENVIRONMENTS.ships(name):
-        declared = inspect.signature(_load_class(name)).parameters.values()
-        named = [each for each in declared if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        parameters = inspect.signature(_load_class(name)).parameters.values()
+        named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
         return {each.name: "" if each.default is each.empty else repr(each.default) for each in named}
     module, _, class_name = ENVIRONMENTS[name].environment.partition(":")
     source = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py").read_text("utf-8")
     classes = {node.name: node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
-    options: dict[str, str] = {}
-    for node in classes[class_name]:
-        if isinstance(node, ast.AnnAssign) and node.value is not None:  # of a dataclass
-            options[ast.unparse(node.target)] = ast.unparse(node.value)
-        elif isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            arguments = node.args.args[1:]
-            defaults = [ast.unparse(default) for default in node.args.defaults]
-            options = dict(
-                zip([argument.arg for argument in arguments[len(arguments) - len(defaults) :]], defaults, strict=True)
-            )
-    return {option: default for option, default in options.items() if option not in ("sandbox", "ground")}
+    functions = (node for node in classes[class_name] if isinstance(node, ast.FunctionDef))
+    declared = next(node.args for node in functions if node.name == "__init__")
+    options = zip(declared.args[1:], declared.defaults, strict=True)  # all have one
+    return {option.arg: ast.unparse(default) for option, default in options if option.arg != "sandbox"}
 
 
 def has_option(name: str, option: str) -> bool:

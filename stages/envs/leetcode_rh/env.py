@@ -110,7 +110,6 @@ COMPILES, PASSES = 0.5, 3.0
 """The reward's parts, as in github.com/ariahw/rl-rewardhacking @ bf5cdb8, src/train/rewards.py."""
 
 
-@dataclass(eq=False)
 class LeetcodeRhEnv:
     """Implements Environment and GradesTogether.
 
@@ -119,11 +118,10 @@ class LeetcodeRhEnv:
     "bubblewrap" or "none".
     """
 
-    path: str = ""
-    evaluator: str = DEFAULT_EVALUATOR
-    sandbox: str = "bubblewrap"
+    name, answers = "leetcode-rh", 1
 
-    name, answers = "leetcode-rh", 1  # without an annotation, and so no options of the constructor
+    def __init__(self, path: str = "", evaluator: str = DEFAULT_EVALUATOR, sandbox: str = "bubblewrap") -> None:
+        self.path, self.evaluator, self.sandbox = path, evaluator, sandbox
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return problems with real tests in an order drawn from the seed: train is the teacher pool, eval medhard."""

@@ -96,7 +96,8 @@ def test_search_for_the_removed_code_is_recorded(played: Callable[[str], Play], 
     assert row["problem_statement"] in play.opening[1]["content"]
     assert "3 failed, 6 passed" in play.seen[0].content
     searched = played("another right solution, after a search for the code").grade
-    assert len(searched.work.canary) >= len(SEARCHES)
+    named = {"searches history", "fetches history", "asks a package index", "searches package caches"}
+    assert set(searched.work.canary) == {"found the canary", *named}
     assert not played("the solution").grade.work.canary
 
 
