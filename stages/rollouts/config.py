@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from composer_stages import envs
 from composer_stages.envs.config import EnvStageConfig
-from composer_stages.layout import counted
 from composer_stages.rollouts.history import HISTORY_PATTERN, SUMMARISE
 from composer_stages.runs.reporting import Backends
 from composer_stages.runs.settings import BASIC, Settings
@@ -26,11 +25,7 @@ class RolloutLimits(Settings):
 
     def notes(self, steps: int) -> tuple[str, ...]:
         """Return the limits in words, for a plan."""
-        words = [counted(steps, "step")]
-        words += [f"{self.wall_s:g} s"] if self.wall_s is not None else []
-        words += [f"{self.context_tokens:,} tokens of context"] if self.context_tokens is not None else []
-        words += [f"{self.cost_usd:g} USD (without prices, all of them together)"] if self.cost_usd is not None else []
-        return (f"a rollout at most {', '.join(words)}",)
+        return (Sentence("rollouts.limits-of-rollout", steps=steps, **self.model_dump()),)
 
 
 class InFlight(Settings):

@@ -264,14 +264,11 @@ class HarborEnv(ShellEnvironment):
             machine.close()
 
 
-def _summarise_problems(problems: Sequence[str], num_playable: int) -> str:
+def _summarise_problems(problems: Sequence[str], num_playable: int) -> Sentence:
     """Summarise problems: the number of playable tasks, the count of each reason, and the first problems."""
-    reasons = Counter(NAMED.sub("...", problem.partition(": ")[2]) for problem in problems)
-    counts = [f"{count:5} x {reason}" for reason, count in reasons.most_common(MOST_REPORTED)]
-    lines = [f"- {problem}" for problem in problems[:MOST_REPORTED]]
-    more = [f"- and {len(problems) - MOST_REPORTED} more"] if len(problems) > MOST_REPORTED else []
-    head = Sentence("envs.harbor.refused-tasks", num_playable=num_playable, num_problems=len(problems))
-    return "\n".join([f"{head}, by reason:", *counts, "one by one:", *lines, *more])
+    counts = Counter(NAMED.sub("...", problem.partition(": ")[2]) for problem in problems)
+    values = {"reasons": counts.most_common(MOST_REPORTED), "problems": problems, "most": MOST_REPORTED}
+    return Sentence("envs.harbor.refused-tasks", num_playable=num_playable, **values)
 
 
 def _find_engine(runs_in: RunsIn) -> str | None:
