@@ -280,11 +280,4 @@ def lines(root: Path) -> list[dict[str, Any]]:
 
 def page(job: SubmittedJob) -> str:
     """Return a job as text: its state, what was submitted, the end of its log."""
-    head = [
-        f"{job.name}, submitted to {job.executor} on {job.submitted_at}",
-        f"status: {job.state.status}" + (f" ({job.state.detail})" if job.state.detail else ""),
-        f"command: composer {' '.join(job.words)}",
-        *(f"{name}: {value}" for name, value in (job.handle or {}).items()),
-    ]
-    last = list(log(job, follow=False))[-SHOWN:]
-    return "\n".join([*head, "", *last, "", f"The record: {job.folder}/job.json"])
+    return Sentence("cli.job-page", job=job, log=list(log(job, follow=False))[-SHOWN:])
