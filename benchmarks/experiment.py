@@ -56,7 +56,7 @@ from composer_stages.evaluation.outcomes import (
 )
 from composer_stages.evaluation.verdict import EvalVerdict
 from composer_stages.evaluation.words import points
-from composer_stages.policy import PolicyConfig
+from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import open_tokenizer
 from composer_stages.runs import store
 from composer_stages.runs.kinds import EVAL_ITEM, PAIR, ROLLOUT, STEP, TASK

@@ -16,8 +16,8 @@ from composer_stages.envs import task_table
 from composer_stages.envs.base import Task
 from composer_stages.errors import Incomplete
 from composer_stages.layout import counted
-from composer_stages.policy import PolicyConfig, available, kind_of, scripted
-from composer_stages.policy.base import BasicPolicy
+from composer_stages.policy import available, kind_of, scripted
+from composer_stages.policy.base import BasicPolicy, PolicyConfig
 from composer_stages.policy.served import answered_by, policy_notes
 from composer_stages.policy.serving import Serving
 from composer_stages.rollouts import collection_checks, recording

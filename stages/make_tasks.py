@@ -17,8 +17,8 @@ from pydantic import Field, field_validator
 
 from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.layout import counted
-from composer_stages.policy import Policy, PolicyConfig, Turn, ask_all, available
-from composer_stages.policy.base import FINAL
+from composer_stages.policy import ask_all, available
+from composer_stages.policy.base import FINAL, Policy, PolicyConfig, Turn
 from composer_stages.policy.serving import Serving
 from composer_stages.runs import store
 from composer_stages.runs.kinds import TASK, Row

@@ -10,7 +10,7 @@ from composer_stages import envs
 from composer_stages.envs.base import Task
 from composer_stages.envs.config import HeldOutEnvConfig
 from composer_stages.evaluation.config import Planning
-from composer_stages.policy import PolicyConfig
+from composer_stages.policy.base import PolicyConfig
 from composer_stages.rollouts.config import PlayingConfig
 from composer_stages.runs.settings import BASIC, Option, basic_of
 from composer_stages.terms import SamplingUnit

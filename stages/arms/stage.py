@@ -27,9 +27,9 @@ from composer_stages.evaluation.plan_report import study_text
 from composer_stages.evaluation.report import arms_chart, text_table
 from composer_stages.evaluation.verdict import EvalVerdict, Look, decide
 from composer_stages.evaluation.words import SENTENCES, describe_verdict
-from composer_stages.policy import PolicyConfig, available, kind_of, scripted
+from composer_stages.policy import available, kind_of, scripted
 from composer_stages.policy.adapters import CheckpointInfo, refuse_trained
-from composer_stages.policy.base import NotFinite
+from composer_stages.policy.base import NotFinite, PolicyConfig
 from composer_stages.policy.served import answered_by, policy_notes
 from composer_stages.policy.serving import Serving
 from composer_stages.rollouts.agent_loop import LiveRollout, play_missing

@@ -31,8 +31,7 @@ from composer_stages.evaluation.outcomes import PairedOutcomes
 from composer_stages.layout import p_value
 from composer_stages.messages import Message
 from composer_stages.pairs.report import PairVerdict
-from composer_stages.policy import Policy
-from composer_stages.policy.base import Sample, Turn
+from composer_stages.policy.base import Policy, Sample, Turn
 from composer_stages.rollouts.agent_loop import NOT_RESTORED, LiveRollout, Rules, act, play_missing
 from composer_stages.rollouts.config import PlayingConfig
 from composer_stages.rollouts.history import SUMMARY_REQUEST

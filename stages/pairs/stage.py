@@ -55,7 +55,8 @@ from composer_stages.pairs.states import (
     unselected_states,
     vote,
 )
-from composer_stages.policy import PolicyConfig, available
+from composer_stages.policy import available
+from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.serving import Serving
 from composer_stages.rollouts.config import PlayingConfig
 from composer_stages.runs.kinds import (

@@ -65,19 +65,6 @@ from composer_stages.runs.activity import activity
 from composer_stages.runs.ledger import Budget
 from composer_stages.runs.run import AnswerFolders, Listener
 
-__all__ = [
-    "KINDS",
-    "Policy",
-    "PolicyConfig",
-    "PolicyKind",
-    "Sample",
-    "Turn",
-    "ask_all",
-    "kind_of",
-    "open_policy",
-    "require_source",
-]
-
 KINDS = Registry[str | PolicyKind](
     "composer.policies",
     {

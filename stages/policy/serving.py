@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from composer_stages.errors import UsageError
-from composer_stages.policy import Policy, open_policy
-from composer_stages.policy.base import PolicyConfig, weights_identity
+from composer_stages.policy import open_policy
+from composer_stages.policy.base import Policy, PolicyConfig, weights_identity
 from composer_stages.policy.server import ModelServer, base_of, rank_of, scoring_lock, start
 from composer_stages.runs import store
 from composer_stages.runs.run import RunWriter

@@ -13,8 +13,8 @@ from itertools import groupby
 from threading import Event
 from typing import Any, TypeVar
 
-from composer_stages.policy import Policy, Sample, Turn, ask_all, background
-from composer_stages.policy.base import FINAL, AsyncPolicy
+from composer_stages.policy import ask_all, background
+from composer_stages.policy.base import FINAL, AsyncPolicy, Policy, Sample, Turn
 from composer_stages.runs.kinds import Row
 from composer_stages.runs.run import RunWriter
 from composer_stages.runs.stage import work_through

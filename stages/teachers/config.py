@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from composer_stages.messages import Message
-from composer_stages.policy import PolicyConfig
+from composer_stages.policy.base import PolicyConfig
 from composer_stages.runs.settings import BASIC, InFile, Option, Settings, StageConfig, basic_of, read_table
 from composer_stages.words import Sentence
 

@@ -15,8 +15,8 @@ from pydantic import Field
 from composer_stages import envs
 from composer_stages.envs.base import Environment
 from composer_stages.envs.config import EnvStageConfig
-from composer_stages.policy import Policy, PolicyConfig, Sample, Turn, ask_all, kind_of
-from composer_stages.policy.base import AsyncPolicy, CountsTokens
+from composer_stages.policy import ask_all, kind_of
+from composer_stages.policy.base import AsyncPolicy, CountsTokens, Policy, PolicyConfig, Sample, Turn
 from composer_stages.runs import store
 from composer_stages.runs.settings import Settings
 from composer_stages.runs.stage import blocks

@@ -21,8 +21,7 @@ from composer_stages.envs import task_table
 from composer_stages.envs.base import Environment, Task
 from composer_stages.errors import UsageError
 from composer_stages.messages import OMITTED, Message, with_thought
-from composer_stages.policy import Sample, Turn
-from composer_stages.policy.base import VLLM
+from composer_stages.policy.base import VLLM, Sample, Turn
 from composer_stages.rollouts.distinct import DistinctState, DistinctStates
 from composer_stages.rollouts.trace import states, tools_by_rollout
 from composer_stages.runs import store

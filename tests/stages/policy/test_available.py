@@ -14,9 +14,9 @@ from support.server import Reply, Server, answer, kept_in, serving
 
 from composer_stages import collect
 from composer_stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
-from composer_stages.policy import PolicyConfig, ask_all, available, open_policy, preflight
+from composer_stages.policy import ask_all, available, open_policy, preflight
 from composer_stages.policy.available import check, context_tokens
-from composer_stages.policy.base import UNSTATED, Turn
+from composer_stages.policy.base import UNSTATED, PolicyConfig, Turn
 from composer_stages.rollouts.agent_loop import Rules
 from composer_stages.rollouts.config import RolloutLimits
 from composer_stages.runs.ledger import Budget

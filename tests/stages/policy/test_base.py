@@ -11,7 +11,8 @@ from support.server import kept_in
 from composer_stages.envs.config import EnvStageConfig
 from composer_stages.envs.kata.env import KataEnv
 from composer_stages.errors import BadInput, UsageError
-from composer_stages.policy import KINDS, Policy, PolicyConfig, Sample, Turn, base, kind_of, open_policy
+from composer_stages.policy import KINDS, base, kind_of, open_policy
+from composer_stages.policy.base import Policy, PolicyConfig, Sample, Turn
 from composer_stages.runs.activity import on_activity
 from composer_stages.runs.ledger import Budget
 from composer_stages.runs.run import AnswerFolders, Listener

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from composer_stages.policy import PolicyConfig, background, client
+from composer_stages.policy import background, client
+from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.client import BODY_BYTES, CallError, Client, RefusedError, RetryableError, uses_aiohttp
 from composer_stages.policy.reading import read
 from composer_stages.policy.requests import CallBounds

@@ -13,8 +13,8 @@ from tokenizers import normalizers
 
 from composer_stages.errors import BadInput
 from composer_stages.messages import least_tokens, opening_ids
-from composer_stages.policy import PolicyConfig, available
-from composer_stages.policy.base import NotFinite, Turn
+from composer_stages.policy import available
+from composer_stages.policy.base import NotFinite, PolicyConfig, Turn
 from composer_stages.policy.local import LocalPolicy, load_model, load_tokenizer
 from composer_stages.runs.activity import Notice, on_activity
 from composer_stages.training.model_shape import model_shape

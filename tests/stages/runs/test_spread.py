@@ -17,7 +17,7 @@ from support.server import Reply, answer, kept_in, serving
 from composer_stages import collect, evaluate, extract_pairs, replay_teachers
 from composer_stages.backends.engine import ProcessEngine
 from composer_stages.errors import ComposerError, Incomplete, UsageError
-from composer_stages.policy import PolicyConfig
+from composer_stages.policy.base import PolicyConfig
 from composer_stages.probe import teacher_pool
 from composer_stages.runs import ledger, runner, spread, store
 from composer_stages.runs.kinds import PAIR

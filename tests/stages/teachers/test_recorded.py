@@ -12,7 +12,8 @@ from support.runs import written
 from composer_stages import collect, replay_teachers
 from composer_stages.errors import UsageError
 from composer_stages.messages import OMITTED
-from composer_stages.policy import KINDS, Sample
+from composer_stages.policy import KINDS
+from composer_stages.policy.base import Sample
 from composer_stages.rollouts.trace import digests_of_prefixes
 from composer_stages.runs import runner, store
 from composer_stages.runs.kinds import ROLLOUT, STEP, TEACHER_ACTION, Row
