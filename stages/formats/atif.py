@@ -30,10 +30,10 @@ from composer_stages.formats.measurement import (
     Aggregate,
     MeasuredLog,
     MeasuredSample,
-    Reported,
     State,
     alone,
     as_settings,
+    told,
 )
 from composer_stages.formats.messages import arguments_text, context, text
 from composer_stages.formats.reports import STATS
@@ -97,11 +97,7 @@ def _log(trial: Record, origin: Origin) -> MeasuredLog:
         if name not in values and (total := sum(map(len, trials.values()))):
             values[name] = sum(float(value) * len(names) for value, names in trials.items()) / total
     count = evaluation.get("n_trials")
-    reported = [
-        Reported(name, MEAN, float(v), Aggregate.SAMPLES, count=count)
-        for name, v in values.items()
-        if isinstance(v, int | float)
-    ]
+    reported = [r for name, v in values.items() for r in told(name, MEAN, v, Aggregate.SAMPLES, count=count)]
     return MeasuredLog(
         "harbor", task=str(source or ""), model=model, settings=as_settings(settings), reported=tuple(reported)
     )

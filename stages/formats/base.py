@@ -173,6 +173,12 @@ def has_keys(record: Any, keys: str) -> bool:
     return isinstance(record, dict) and record.keys() >= set(keys.split())
 
 
+def read_marks(marks: Record) -> Record:
+    """Return the fields of a trajectory that our writers note where their format has no place for them."""
+    resolved = marks.get("hidden_pass", marks.get("resolved"))
+    return {"resolved": resolved} | {name: marks.get(name) for name in ("family", "split", "submission")}
+
+
 def find_instance(names: Iterable[Any]) -> str | None:
     """Return the first of several names that is an instance id, None without one."""
     return next((name for name in names if isinstance(name, str) and INSTANCE.fullmatch(name)), None)

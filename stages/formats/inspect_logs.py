@@ -29,7 +29,7 @@ from typing import Any
 import orjson
 
 from composer_stages import messages
-from composer_stages.formats.base import FIELDS, Drop, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import FIELDS, Drop, ImportedTurn, Origin, Reader, Record, Trajectory, read_marks
 from composer_stages.formats.measurement import (
     REWARD,
     MeasuredLog,
@@ -39,6 +39,7 @@ from composer_stages.formats.measurement import (
     State,
     as_settings,
     reason_of,
+    told,
     unread,
 )
 from composer_stages.formats.messages import message, split_turns
@@ -119,10 +120,8 @@ def _log(record: Record) -> MeasuredLog:
         kinds[name] = ScoreKind(name, name, scorer, reducer=", ".join(reducers), main=main)
         for metric in (score.get("metrics") or {}).values():
             if (title := str(metric.get("name")).rpartition("/")[2]) in MEANS and not metric.get("group"):
-                value, reducer = metric.get("value"), score.get("reducer") or ""
-                if isinstance(value, int | float):
-                    number = Reported(name, title, float(value), reducer=reducer, count=score.get("scored_samples"))
-                    reported.append(number)
+                about_number = {"reducer": score.get("reducer") or "", "count": score.get("scored_samples")}
+                reported += told(name, title, metric.get("value"), **about_number)
     # An archive without a header, of an evaluation that runs or was killed, has no status.
     status = record.get("status", "started")
     settings = (about.get("model_generate_config") or {}) | ((record.get("plan") or {}).get("config") or {})
@@ -246,12 +245,9 @@ def _rollout(record: Record, sample: Record) -> Trajectory:
         own_id=sample.get("uuid"),
         model=marked["model"] if marked else about["model"],
         statement=marked.get("prompt") or (sample["input"] if isinstance(sample.get("input"), str) else None),
-        family=marked.get("family"),
-        split=marked.get("split"),
         measured=measured,
         unscored=bool(scores),
-        resolved=marked.get("hidden_pass"),
-        submission=marked.get("submission"),
+        **read_marks(marked),
         terminated_by=marked["terminated_by"] if marked else ended,
         error=error,
         sampling=(about.get("model_generate_config") or {}) | (plan.get("config") or {}),

@@ -16,9 +16,9 @@ from composer_stages.formats.measurement import (
     Aggregate,
     MeasuredLog,
     MeasuredSample,
-    Reported,
     ScoreKind,
     as_settings,
+    told,
     unread,
 )
 from composer_stages.formats.reports import task_of
@@ -69,11 +69,8 @@ def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) ->
     directions |= {name: way for found in directions.values() if isinstance(found, dict) for name, way in found.items()}
     settings = {name: general.get(name) for name in ("num_fewshot_seeds", "max_samples", "generation_parameters")}
     settings |= {name: configured.get(name) for name in FIELDS[NAME]["of_task"]}
-    reported = (
-        Reported(name, name, float(results[name]), Aggregate.SAMPLES, count=configured.get("effective_num_docs"))
-        for name in names
-        if isinstance(results.get(name), int | float)
-    )
+    count = configured.get("effective_num_docs")
+    reported = (r for name in names for r in told(name, name, results.get(name), Aggregate.SAMPLES, count=count))
     version = (about.get("versions") or {}).get(task)
     return MeasuredLog(
         NAME,

@@ -114,6 +114,11 @@ class Reported:
     tasks: tuple[str, ...] = ()
 
 
+def told(score: str, name: str, value: Any, how: str = Aggregate.TASKS, **about: Any) -> tuple[Reported, ...]:
+    """Return what a program reports of a score, as `Reported` has it; nothing where the value is no number."""
+    return (Reported(score, name, float(value), how, **about),) if isinstance(value, int | float) else ()
+
+
 @dataclass(frozen=True)
 class MeasuredLog:
     """What one log is of: who wrote it, what was measured, how the samples were made, and what the program reports.

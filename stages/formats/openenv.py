@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from composer_stages import messages
-from composer_stages.formats.base import FIELDS, ImportedTurn, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import FIELDS, ImportedTurn, Origin, Reader, Record, Trajectory, read_marks
 from composer_stages.formats.messages import context, message, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from composer_stages.messages import Message
@@ -80,19 +80,13 @@ def _episode(record: Record, origin: Origin) -> Trajectory:
         model=extra.get("model") or about.get("model"),
         reward=record.get("reward"),
         unscored=True,
-        **_read_marks(extra),
+        own_id=extra.get("rollout_id"),
+        **read_marks(extra),
         terminated_by=extra.get("terminated_by") or ("max_steps" if metrics.get("truncated") else None),
         task_data={"task": record["task"]} if record.get("task") is not None else {},
         tools=extra.get("tools") or [],
         extra={name: record.get(name) for name in ("episode_id", "done", "metrics", "verify_metrics", "artifacts")},
     )
-
-
-def _read_marks(marks: Record) -> Record:
-    """Return the fields of a trajectory that the writer stored (`_marked`)."""
-    return {"own_id": marks.get("rollout_id")} | {
-        name: marks.get(name) for name in ("family", "split", "resolved", "submission")
-    }
 
 
 def _task_id(env: str, task: Any, opening: list[Message]) -> str:
@@ -134,7 +128,8 @@ def _captured(part: list[SentCall], about: Record) -> Trajectory:
         model=about.get("model") or metadata.get("model"),
         reward=about.get("reward"),
         unscored="reward" in about,
-        **_read_marks(about),
+        own_id=about.get("rollout_id"),
+        **read_marks(about),
         terminated_by=about.get("terminated_by"),
         sampling=metadata.get("sampling_params") or None,
         tools=(first.get("request") or {}).get("tools") or [],

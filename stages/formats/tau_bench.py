@@ -17,9 +17,9 @@ from composer_stages.formats.measurement import (
     Aggregate,
     MeasuredLog,
     MeasuredSample,
-    Reported,
     ScoreKind,
     as_settings,
+    told,
 )
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.formats.reports import stem
@@ -94,8 +94,7 @@ def _rollout(
 
 def _log(domain: str, model: str | None, settings: Record, average: Any) -> MeasuredLog:
     kinds = (ScoreKind(REWARD, scale=(0.0, 1.0)),)
-    numbers = [average] if isinstance(average, int | float) else []
-    reported = tuple(Reported(REWARD, "avg_reward", float(number), Aggregate.SAMPLES) for number in numbers)
+    reported = told(REWARD, "avg_reward", average, Aggregate.SAMPLES)
     settings = as_settings(settings)
     return MeasuredLog(NAME, task=domain, model=model, kinds=kinds, settings=settings, reported=reported)
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Origin, Reader, Record, Trajectory, has_keys, seconds
-from composer_stages.formats.measurement import REWARD, Aggregate, MeasuredLog, Reported, ScoreKind
+from composer_stages.formats.measurement import REWARD, Aggregate, MeasuredLog, ScoreKind, told
 from composer_stages.terms import TERMINAL_BENCH
 
 NAME = TERMINAL_BENCH
@@ -62,8 +62,7 @@ def run_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 def _log(accuracy: Any, model: str | None) -> MeasuredLog:
     """Return what a run is of; a trial without a verdict is none that was resolved."""
-    numbers = [float(accuracy)] if isinstance(accuracy, int | float) else []
-    reported = tuple(Reported(REWARD, "accuracy", number, Aggregate.SAMPLES) for number in numbers)
+    reported = told(REWARD, "accuracy", accuracy, Aggregate.SAMPLES)
     return MeasuredLog(NAME, task=NAME, model=model, kinds=(ScoreKind(scale=(0.0, 1.0)),), reported=reported)
 
 

@@ -35,15 +35,16 @@ from composer_stages.formats.base import (
     Record,
     Trajectory,
     path_to_root,
+    read_marks,
 )
 from composer_stages.formats.measurement import (
     REWARD,
     Aggregate,
     MeasuredLog,
     MeasuredSample,
-    Reported,
     ScoreKind,
     as_settings,
+    told,
 )
 from composer_stages.formats.messages import context, message, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
@@ -136,8 +137,7 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
 
 def _result_log(env: str, about: Record) -> MeasuredLog:
     """Return what a run is of, from its metadata."""
-    average, examples, rollouts = about.get("avg_reward"), about.get("num_examples"), about.get("rollouts_per_example")
-    numbers = [average] if isinstance(average, int | float) else []
+    examples, rollouts = about.get("num_examples"), about.get("rollouts_per_example")
     # Of all rollouts of the run, of which a file may hold a part.
     count = examples * rollouts if isinstance(examples, int) and isinstance(rollouts, int) else None
     versions = about.get("version_info") or {}
@@ -149,9 +149,7 @@ def _result_log(env: str, about: Record) -> MeasuredLog:
         model=about.get("model"),
         kinds=(ScoreKind(),),
         settings=as_settings({**(about.get("sampling_args") or {}), **(about.get("env_args") or {})}),
-        reported=tuple(
-            Reported(REWARD, "avg_reward", float(number), Aggregate.SAMPLES, count=count) for number in numbers
-        ),
+        reported=told(REWARD, "avg_reward", about.get("avg_reward"), Aggregate.SAMPLES, count=count),
     )
 
 
@@ -291,12 +289,9 @@ def _trace_rollout(
         own_id=own_id,
         model=model or (configured if isinstance(configured, str) else None),
         statement=data["prompt"] if isinstance(data.get("prompt"), str) else None,
-        family=marked.get("family"),
-        split=marked.get("split"),
         measured=MeasuredSample({REWARD: sum(values) if values else None, **parts} if rewards else {}),
         unscored=bool(rewards) or "traces" in trace,
-        resolved=marked.get("hidden_pass"),
-        submission=marked.get("submission"),
+        **read_marks(marked),
         terminated_by=LIMITS.get(str(trace.get("stop_condition")), trace.get("stop_condition")),
         error=error,
         sampling=next((call.get("sampling") for call in calls if call.get("sampling")), None),

@@ -222,17 +222,16 @@ class Client:
         path: str,
         body: Mapping[str, Any],
         *,
-        timeout_s: float | None = None,
         most_bytes: int = BODY_BYTES,
         charged: Callable[[Response, bool], float | None] | None = None,
     ) -> Response:
         """Return the response with status 200 to a POST of this JSON below the base URL.
 
-        Raises `RetryableError`, `RejectedError` or `FatalError`. timeout_s: limit of the call. most_bytes: limit of the
-        response. charged: as in `error_of`.
+        Raises `RetryableError`, `RejectedError` or `FatalError`. most_bytes: limit of the response. charged: as in
+        `error_of`.
         """
         content = orjson.dumps(dict(body))
-        response = await self._exchange("POST", path, content, timeout_s, most_bytes)
+        response = await self._exchange("POST", path, content, None, most_bytes)
         if response.status != 200:
             raise error_of(response, self.config, charged, Sent.of(body, len(content)))
         return response

@@ -80,10 +80,12 @@ def trained(model: Any) -> dict[str, Tensor]:
 class OuterSteps(TrainerCallback):
     """Counts the trainer's steps, and holds the rounds that are due. Must precede `Supervision` in the callbacks."""
 
+    _loop: OuterLoop
+    """Made when the training begins, before anything else here is called."""
+
     def __init__(self, replica: Replica, out: RunWriter, folder: Path) -> None:
         """folder: of the trainer's checkpoints."""
         self._replica, self._out, self._folder = replica, out, folder
-        self._loop: OuterLoop | None = None
         self.finished = False
         """Whether all rounds are held."""
 
@@ -107,8 +109,6 @@ class OuterSteps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count the step, and hold a round that is due."""
-        if self._loop is None:
-            return
         try:
             self._loop.after_step()
         except Stopped:  # while it waited for the others: `Supervision` stops the training, and this saves the round
@@ -118,15 +118,12 @@ class OuterSteps(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save the position in the round, before `Supervision` marks the checkpoint as complete."""
-        if self._loop is not None:
-            position, residual = self._loop.saved()
-            metadata = {key: str(value) for key, value in position.items()}
-            save_file(residual, self._folder / f"checkpoint-{state.global_step}" / SAVED, metadata=metadata)
+        position, residual = self._loop.saved()
+        metadata = {key: str(value) for key, value in position.items()}
+        save_file(residual, self._folder / f"checkpoint-{state.global_step}" / SAVED, metadata=metadata)
 
     def report(self) -> None:
         """Write the rounds into diloco.json and the summary."""
-        if self._loop is None:
-            return
         round_records = [asdict(round_) for round_ in self._loop.history]
         summary: dict[str, Any] = {
             "replica": self._replica.number,

@@ -61,12 +61,12 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVER_KEY", "secret")
 
 
-def client_of(url: str) -> Client:
-    return Client(PolicyConfig(model="m", base_url=url, api_key_env="SERVER_KEY"), connect_s=0.5)
+def client_of(url: str, timeout_s: float = 10.0) -> Client:
+    return Client(PolicyConfig(model="m", base_url=url, api_key_env="SERVER_KEY", timeout_s=timeout_s), connect_s=0.5)
 
 
 def post(url: str, timeout_s: float = 10.0, most_bytes: int = BODY_BYTES) -> bytes:
-    asked = client_of(url).ask("/chat/completions", REQUEST, timeout_s=timeout_s, most_bytes=most_bytes)
+    asked = client_of(url, timeout_s).ask("/chat/completions", REQUEST, most_bytes=most_bytes)
     return background.run(asked).body
 
 
