@@ -145,7 +145,11 @@ class StageCommand(HelpCommand):
                     lambda trees: {stage: with_inherited(stage, inputs, configured(trees))},
                 )
             elif not call.follow(job, arguments):
-                raise typer.Exit(call.show(call.execute(job, arguments, console), values["json"]))
+                result = call.execute(job, arguments, console)
+                code = call.show(result, values["json"])
+                if code == 0 and (reader := STAGES[stage].read_by):
+                    console.notify(Sentence("cli.next-stage", reader=reader, run=str(result.path)))
+                raise typer.Exit(code)
 
 
 def of_fields(model: Any) -> Declared:

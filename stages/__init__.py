@@ -61,7 +61,7 @@ class StageEntry:
     The rest of a stage is `STAGE` in its module, which is imported only when the stage is used: `composer --help` lists
     the stages without importing them. `group` is `pipeline` for the stages of the pipeline in their order, `beside`
     for the other commands, `probe` for those after `composer probe`. A positional argument sets the setting of its
-    name; `run` is a run to read, `paths` takes all arguments.
+    name; `run` is a run to read, `paths` takes all arguments. `read_by` is the stage that usually comes next.
     """
 
     module: str
@@ -69,6 +69,7 @@ class StageEntry:
     group: Group = "pipeline"
     positionals: Sequence[str] = ()
     usage: str = ""
+    read_by: str = ""
 
 
 SHIPPED = load_toml(__package__, "stages.toml")

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from composer_cli.show.runs import reason as reason_of
+from composer_stages import STAGES
 from composer_stages.errors import BadInput
 from composer_stages.layout import counted, duration
 from composer_stages.runs import queries
@@ -169,16 +170,6 @@ def row_tables(run: Run, number: int) -> list[Table]:
     return tables
 
 
-NEXT = {
-    "collect": "replay-teachers",
-    "import": "replay-teachers",
-    "replay-teachers": "extract-pairs",
-    "extract-pairs": "train",
-    "train": "evaluate",
-}
-"""The stage that usually reads a run of a stage."""
-
-
 def summary(run: Run, page: RolloutPage | None) -> dict[str, str]:
     """Return the most important facts of a run in words, by label; `page`: any page of its rollouts."""
     m, labels = run.manifest, manifest_labels(run)
@@ -201,8 +192,9 @@ def summary(run: Run, page: RolloutPage | None) -> dict[str, str]:
             words["passed"] = f"{ended['passed']:,} of {graded:,}, {100 * ended['passed'] / graded:.1f} %"
     words["cost"] = f"{m.cost_usd:.2f} USD"
     words["took"] = duration(m.seconds) if m.seconds else ""
-    if m.status == "complete" and m.outcome.exit_code == 0 and m.stage in NEXT:
-        words["next"] = f"composer {NEXT[m.stage]} --from {name(run.path)}"
+    reader = STAGES[m.stage].read_by if m.stage in STAGES else ""
+    if m.status == "complete" and m.outcome.exit_code == 0 and reader:
+        words["next"] = f"composer {reader} --from {name(run.path)}"
     return {label: value for label, value in words.items() if value}
 
 
