@@ -18,6 +18,8 @@ NAME = "messages"
 
 
 COLUMNS: dict[str, list[str]] = FIELDS["columns"]
+OF_TRAJECTORY = ("own_id", "model", "statement", "submission", "terminated_by")
+"""Fields of a trajectory that are columns."""
 OTHERS = frozenset({"info", "history", "trajectory_format", "replay_config", "environment", "completion", "session_id"})
 """Keys of other programs' own records, which have readers of their own."""
 
@@ -28,9 +30,7 @@ def recognises(record: Any) -> bool:
         return False
     items = _list(record, COLUMNS["messages"])
     # An id or a verdict is required: chats without either (instruction data) are no rollouts of a task.
-    named = any(
-        _first(record, names) is not None for names in (COLUMNS["task"], COLUMNS["resolved"], COLUMNS["reward"])
-    )
+    named = any(_first(record, COLUMNS[name]) is not None for name in ("task", "resolved", "reward"))
     return (
         items is not None
         and named
@@ -71,15 +71,11 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         task_id="" if task is None else str(task),
         opening=opening,
         turns=turns,
-        own_id=_first(record, COLUMNS["own_id"]),
-        model=_first(record, COLUMNS["model"]),
-        statement=_first(record, COLUMNS["statement"]),
+        **{name: _first(record, COLUMNS[name]) for name in OF_TRAJECTORY},
         measured=measured,
         unscored=measured.state is not None,
         reward=None if reward is None else float(reward),
         resolved=resolved,
-        submission=_first(record, COLUMNS["submission"]),
-        terminated_by=_first(record, COLUMNS["exit_status"]),
         tools=_list(record, COLUMNS["tools"]) or [],
     )
 

@@ -24,7 +24,16 @@ import orjson
 
 from composer_stages.errors import BadInput
 from composer_stages.formats import swebench_logs
-from composer_stages.formats.base import WITHOUT_TRANSCRIPT, Drop, NumberedRecord, Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import (
+    WITHOUT_TRANSCRIPT,
+    Drop,
+    NumberedRecord,
+    Origin,
+    Reader,
+    Record,
+    Trajectory,
+    has_keys,
+)
 from composer_stages.formats.files import Loads, Source
 from composer_stages.formats.measurement import REWARD, Aggregate, MeasuredLog, Reported, ScoreKind
 from composer_stages.formats.reports import BROKEN, FileLocation, parse_report, stem
@@ -161,6 +170,11 @@ def find_logs(paths: Sequence[str]) -> list[Log]:
     ]
 
 
+def is_graded(record: Any) -> bool:
+    """Whether a record is that of a graded log."""
+    return has_keys(record, "instance_id resolved grader tests_status")
+
+
 def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield one rollout without steps, or a drop that names the instance."""
     instance, resolved = record["instance_id"], record["resolved"]
@@ -180,12 +194,7 @@ def log_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Dr
 
 READERS = (
     Reader(PREDICTIONS, is_prediction, predicted_trajectories, WITHOUT_TRANSCRIPT, submits=True),
-    Reader(
-        LOGS,
-        lambda record: {"instance_id", "resolved", "grader", "tests_status"} <= record.keys(),
-        log_trajectories,
-        WITHOUT_TRANSCRIPT,
-    ),
+    Reader(LOGS, is_graded, log_trajectories, WITHOUT_TRANSCRIPT),
     Reader(PREDICTIONS, is_report, report_trajectories, WITHOUT_TRANSCRIPT, judges=True, submits=True),
 )
 WRITER = Writer(LOST, prediction_files)

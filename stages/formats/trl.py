@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from composer_stages import json_text
-from composer_stages.formats.base import Origin, Reader, Record, Trajectory
+from composer_stages.formats.base import Origin, Reader, Record, Trajectory, has_keys
 from composer_stages.formats.measurement import REWARD, MeasuredSample
 from composer_stages.formats.messages import message, split_turns
 from composer_stages.formats.secrets import clean
@@ -58,11 +58,7 @@ SCHEMA = pa.schema(
 
 def recognises(record: Any) -> bool:
     """Whether a record has prompt and completion, and a training step or an advantage."""
-    return (
-        isinstance(record, dict)
-        and {"prompt", "completion"} <= record.keys()
-        and bool({"step", "advantage"} & record.keys())
-    )
+    return has_keys(record, "prompt completion") and bool({"step", "advantage"} & record.keys())
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:

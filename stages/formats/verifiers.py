@@ -34,6 +34,7 @@ from composer_stages.formats.base import (
     Reader,
     Record,
     Trajectory,
+    has_keys,
     path_to_root,
     read_marks,
 )
@@ -65,11 +66,8 @@ ENDS = {"stop", "length", "tool_calls"}
 
 def is_result(record: Any) -> bool:
     """Whether a record has prompt, completion and reward, and none of the columns that only TRL's logs have."""
-    return (
-        isinstance(record, dict)
-        and {"prompt", "completion", "reward"} <= record.keys()
-        and not {"advantage", "step", "rollout_id"} & record.keys()
-    )
+    trl_columns = {"advantage", "step", "rollout_id"}
+    return has_keys(record, "prompt completion reward") and not trl_columns & record.keys()
 
 
 def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:

@@ -59,16 +59,8 @@ def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement
         return Judgement(ok, int(ok is False), f"{word}: {why}", {"verdict": word, "why": why})
 
     def costs(answered: float | None = None, unpriced: int = 0) -> Sentence:
-        return Sentence(
-            "teachers.cost-against-limits",
-            answered=answered,
-            answers=total.answers,
-            unpriced=unpriced,
-            usd=usd,
-            latency_s=total.p95_latency_s,
-            max_usd=config.max_usd_per_rollout,
-            max_latency_s=config.max_p95_latency_s,
-        )
+        about = {"total": total, "usd": usd, "limits": config}
+        return Sentence("teachers.cost-against-limits", answered=answered, unpriced=unpriced, **about)
 
     if total.answered <= 0:
         return verdict("INVALID-RUN", Sentence("teachers.nothing-measured"))

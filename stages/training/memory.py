@@ -392,19 +392,8 @@ def describe_plan(plan: TrainPlan) -> tuple[str, ...]:
     """Return the choices and their reason, and the memory that training takes, for people; none if small."""
     if plan.small:
         return ()
-    size, rank, shape = plan.config.optimisation, plan.config.adapter.rank, plan.shape
-    choices = Sentence(
-        "training.plan-choices",
-        rank=rank,
-        spectral=plan.spectral,
-        learning_rate=size.learning_rate,
-        rows=size.micro_batch,
-        recomputed=size.gradient_checkpointing,
-        shared_prompts=size.shared_prompts,
-        parameters=shape and shape.parameters,
-        memory_gib=plan.memory_gib,
-        smallest=plan.smallest,
-    )
+    rank, shape = plan.config.adapter.rank, plan.shape
+    choices = Sentence("training.plan-choices", plan=plan, size=plan.config.optimisation, rank=rank)
     if shape is None:
         return (choices, Sentence("training.no-estimate"))
     unpacked = Sentence("training.prompts-not-packed", alone=not shape.pads)
