@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock
 
+from composer_stages.data_files import load_template
 from composer_stages.errors import BadInput
 from composer_stages.runs import store
 from composer_stages.runs.activity import Notice, Preparation
@@ -348,14 +349,8 @@ def _dequantised(header: Header, sha256: str, progress: Listener) -> BuiltModel:
             architecture=header.architecture,
             absent=absent[0],
         )
-    card = f"""# {header.values.get("general.name", header.path.stem)}
-
-Dequantised to float32 from the GGUF file {header.path.name}, SHA-256 `{sha256}`.
-
-Licence by that file: {header.values.get("general.license", "not stated")}. Tensors that were left out, because
-transformers has no place for them: {", ".join(unmapped) or "none"}.
-"""
-    return model, tokenizer, card
+    card = load_template(__package__, "gguf_card.jinja")
+    return model, tokenizer, card.render(header=header, sha256=sha256, unmapped=unmapped)
 
 
 def _weights(header: Header, model: Any, progress: Listener) -> tuple[dict[str, "Tensor"], list[str]]:

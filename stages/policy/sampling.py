@@ -37,10 +37,6 @@ TOGETHER = (IN_PLACE, BATCHED)
 SHRINK = 0.75
 """Ended rows are dropped when at most this share of the batch still runs: each drop copies the running rows."""
 GIB = 2**30
-NO_NUMBERS = (
-    "The model's log-probs are NaN: its weights are too large for their type, or no longer numbers. Take a checkpoint "
-    "from before they were, or set policy.dtype=float32."
-)
 Drawn = tuple[list[int], list[float]]
 """Sampled token ids, the end token included, and their natural log-probs."""
 
@@ -141,7 +137,7 @@ def _together(
                 for token_id, value in zip(map(int, tokens[row]), logps[row], strict=True):
                     if not ended[prompt]:
                         if math.isnan(value):
-                            raise NotFinite(NO_NUMBERS)
+                            raise NotFinite("policy.log-probs-not-numbers")
                         completions[prompt][0].append(token_id)
                         # Rounding can make the log-prob of a near-certain token slightly positive.
                         completions[prompt][1].append(min(value, 0.0))
@@ -191,7 +187,7 @@ class _Drawing(LogitsProcessor):
         raise_if_stopped()
         token, logp = draw(scores, self._uniforms[None, len(self.ids)].to(scores.device), self._temperature)
         if logp.isnan():
-            raise NotFinite(NO_NUMBERS)
+            raise NotFinite("policy.log-probs-not-numbers")
         self.ids.append(int(token))
         self.logps.append(min(float(logp), 0.0))
         return torch.full_like(scores, -torch.inf).index_fill_(-1, token, 0.0)
