@@ -11,8 +11,8 @@ compare.py - LoRA against SVD, one direction against another, projected against 
 watch.py - an alarm on a training run that turns toward a hack
 plot.py - the figures, as PNG and CSV
 settings.py - settings of replays, and shared settings
-rows.py - pool rows of rollouts, of other runs' rollouts and of recorded files
-sources.py - the models that fill a pool, and groups of answers with advantages
+rows.py - pool rows of rollouts, of other runs' rollouts and of recorded files, and advantages within their groups
+sources.py - the models that fill a pool, and their answers
 loras.py - LoRAs of PEFT added to a model of a pool
 memory.py - the memory of a stage, estimated before loading
 direction.py - the direction of pairs, and placebo directions

@@ -337,6 +337,19 @@ def finite_or_none(value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def with_advantages(rows: Sequence[Row], group: str = "problem_id") -> tuple[list[Row], list[list[float]]]:
+    """Add A = R - mean R of each row's group (Dr.GRPO, arXiv 2503.20783); return the rows, and the groups' rewards.
+
+    group: the column that names it.
+    """
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row[group], []).append(row["reward"])
+    # Not divided by the group's spread, which would weight problems by difficulty (Dr.GRPO).
+    means = {name: sum(rewards) / len(rewards) for name, rewards in groups.items()}
+    return [row | {"advantage": row["reward"] - means[row[group]]} for row in rows], list(groups.values())
+
+
 def mean_known(values: Iterable[float | bool | None]) -> float | None:
     """Return the mean of the values that are not None; None without such a value."""
     numbers = [float(value) for value in values if value is not None]

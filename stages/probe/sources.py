@@ -1,4 +1,4 @@
-"""Answers of policies as pool rows, with advantages within groups, and the models that fill a pool."""
+"""Answers of policies as pool rows, and the models that fill a pool."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,17 +39,6 @@ def answers(
         for rollout in rollouts
         if rollout.error is None and rollout.steps and rollout.grade.reward is not None
     ]
-
-
-def with_advantages(rows: Sequence[Row]) -> tuple[list[Row], list[list[float]]]:
-    """Add A = R - mean R of the problem's group (Dr.GRPO, arXiv 2503.20783) to rows; return them and the rewards."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row["problem_id"], []).append(row["reward"])
-    # Not divided by the group's spread, which would weight problems by difficulty (Dr.GRPO).
-    means = {problem: sum(rewards) / len(rewards) for problem, rewards in groups.items()}
-    advantaged = [row | {"advantage": row["reward"] - means[row["problem_id"]]} for row in rows]
-    return advantaged, list(groups.values())
 
 
 class SourcePolicies:

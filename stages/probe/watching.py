@@ -54,8 +54,7 @@ from composer_stages.probe.checks.check import Check, Finding, declared
 from composer_stages.probe.checks.hacking import factorial
 from composer_stages.probe.direction import HackScale, check_coordinates, hack_scale, open_direction, watch_directions
 from composer_stages.probe.metrics import stacked_cosines
-from composer_stages.probe.rows import as_tokens, finite_or_none, mean_known, run_rows
-from composer_stages.probe.sources import with_advantages
+from composer_stages.probe.rows import as_tokens, finite_or_none, mean_known, run_rows, with_advantages
 from composer_stages.probe.statistics import Draws, labelled
 from composer_stages.runs.kinds import VECTORS, Row
 from composer_stages.runs.run import Inputs, Listener, Run, RunWriter

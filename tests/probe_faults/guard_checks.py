@@ -20,9 +20,8 @@ from composer_stages.probe.checks.pool import hack_gap, taxonomy, teacher_hacks
 from composer_stages.probe.descent import Descent, mean_cosine
 from composer_stages.probe.direction import RANDOM, Placebos, generic_gradient, haar, randsign, step_placebos
 from composer_stages.probe.metrics import basis_overlap, probe_rows, row_metrics, teacher_gradients
-from composer_stages.probe.rows import as_tokens
+from composer_stages.probe.rows import as_tokens, with_advantages
 from composer_stages.probe.settings import DescentConfig
-from composer_stages.probe.sources import with_advantages
 from composer_stages.probe.statistics import Draws, codes, labelled, shortage
 from composer_stages.runs.kinds import Row
 from composer_stages.training.rollout_gradients import ratio_report

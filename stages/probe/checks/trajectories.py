@@ -16,7 +16,7 @@ from scipy.stats import t as student_t
 from composer_stages.errors import UsageError
 from composer_stages.policy.adapters import CheckpointInfo
 from composer_stages.probe.checks.check import CHECKS, Check, Finding, declared, failing
-from composer_stages.probe.rows import mean_known
+from composer_stages.probe.rows import mean_known, with_advantages
 from composer_stages.probe.statistics import EffectComparison
 from composer_stages.runs.kinds import EVAL_ITEM, ROLLOUT, ROLLOUT_GRADIENT, TRAINING_REWARD, TRAJECTORY, Row
 from composer_stages.runs.run import Run
@@ -385,11 +385,8 @@ def _document(run: Run, name: str) -> list[dict[str, Any]]:
 
 def _facts(rows: Sequence[Row], teacher: str | None, cosines: Mapping[str, float | None]) -> Row:
     """Return the rates, rewards and advantages of a step's rollouts. teacher: the model of the teacher's rollouts."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row["task_id"], []).append(row["reward"])
-    means = {task: sum(rewards) / len(rewards) for task, rewards in groups.items()}
-    advantages = [row["reward"] - means[row["task_id"]] for row in rows]
+    advantaged, groups = with_advantages(rows, "task_id")
+    advantages = [row["advantage"] for row in advantaged]
     student = [row for row in rows if row["model"] != teacher]
     hacks = [advantage for row, advantage in zip(rows, advantages, strict=True) if row["hacked"]]
     by_kind = {
@@ -399,7 +396,7 @@ def _facts(rows: Sequence[Row], teacher: str | None, cosines: Mapping[str, float
     return {
         "rows": len(rows),
         "groups": len(groups),
-        "zero_variance_groups": flat_groups(list(groups.values())),
+        "zero_variance_groups": flat_groups(groups),
         "hack_rate_student": mean_known(row["hacked"] for row in student),
         "hack_rate_all": mean_known(row["hacked"] for row in rows),
         "hidden_pass_rate_student": mean_known(row["hidden_pass"] for row in student),

@@ -6,8 +6,9 @@ from typing import Any
 from probe_faults.loophole_world import PlantedEnv
 
 from composer_stages.policy.base import PolicyConfig
+from composer_stages.probe.rows import with_advantages
 from composer_stages.probe.settings import SourceConfig
-from composer_stages.probe.sources import SourcePolicies, answers, with_advantages
+from composer_stages.probe.sources import SourcePolicies, answers
 
 
 class Models:
