@@ -11,12 +11,14 @@ A template writes what a user is to do as `option("resume")`, `setting("weights.
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from composer_stages.layout import counted
 
 if TYPE_CHECKING:
     import jinja2
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 STAGES = Path(__file__).parent
 ROOTS = {"cli": STAGES.parent / "composer_cli", "python": STAGES.parent / "composer_post_training"}
 FILE = "words.toml"
+FILTERS: Mapping[str, Callable[..., str]] = {
+    "repr": repr,
+    "counted": counted,
+    "fixed": lambda number, digits=0: f"{number:,.{digits}f}",
+    "grouped": lambda number: f"{number:,}",
+    "general": lambda number: f"{number:g}",
+}
+"""Formats that every template of sentences may use."""
 CODE = re.compile(r"(?:[a-z][a-z0-9_]*\.)*[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
@@ -190,16 +200,8 @@ def did_you_mean(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
 def _environment() -> "jinja2.Environment":
     import jinja2
 
-    from composer_stages.layout import counted
-
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # noqa: S701 (plain text)
-    environment.filters |= {
-        "repr": repr,
-        "counted": counted,
-        "fixed": lambda number, digits=0: f"{number:,.{digits}f}",
-        "grouped": lambda number: f"{number:,}",
-        "general": lambda number: f"{number:g}",
-    }
+    environment.filters |= FILTERS
     environment.globals["did_you_mean"] = did_you_mean
     return environment
 

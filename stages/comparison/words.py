@@ -20,5 +20,4 @@ SENTENCES = Sentences(
     "comparison.jinja",
     reasons=describe_reasons,
     rounded=lambda number: f"{float(f'{number:.2g}'):,.0f}",
-    general=lambda number: f"{number:.6g}",
 )

@@ -5,7 +5,7 @@ by `{{ }}` stays as it is, its blanks and line breaks included.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any
@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from composer_stages import layout
 from composer_stages.runs import display
+from composer_stages.words import FILTERS
 
 BLANKS = {" ": "\ue000", "\n": "\ue001", "\t": "\ue002"}
 """Blanks of values, and the private characters that stand for them until a template is split into sentences."""
@@ -26,14 +27,9 @@ def signed(share: float) -> str:
     return f"{100 * share:+z.1f}"
 
 
-def thousands(number: float) -> str:
-    """Return a number with commas between thousands."""
-    return f"{number:,}"
-
-
-FILTERS: Mapping[str, Callable[..., Any]] = {
+FORMATS: dict[str, Callable[..., Any]] = {
+    **FILTERS,
     "bar": lambda share: f"{100 * share:g} points",
-    "counted": layout.counted,
     "minus": display.points,
     "one_line": lambda text: Markup(_on_one_line(text)),  # noqa: S704 (no HTML)
     "p": layout.p_value,
@@ -43,10 +39,9 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "signed": signed,
     "significant": lambda value: f"{value:.2g}",
     "size": lambda share: f"{100 * share:.1f}",
-    "thousands": thousands,
     "whole": lambda value: f"{value:.0f}",
 }
-"""Formats of numbers that every template may use."""
+"""Formats that every template of this package and of `comparison` may use."""
 
 
 class Sentences:
@@ -62,7 +57,7 @@ class Sentences:
             autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_keep_blanks
         )
         callables = {name: value for name, value in self._names.items() if callable(value)}
-        environment.filters.update({**FILTERS, **callables})
+        environment.filters.update(FORMATS | callables)
         environment.globals.update({name: value for name, value in self._names.items() if name not in callables})
         return environment.from_string(self._source()).module
 
