@@ -1,6 +1,6 @@
 """Queries over the tables of one run with DuckDB, a page at a time; `composer_stages.runs.sql` asks many runs in SQL.
 
-views.py    - the tables of a run as views, with the journal of a run in progress
+views.py    - the tables of a run as views, with the journal of a run in progress; the longer SQL is in queries.toml
 rollouts.py - rollouts and items of an evaluation: search, one with its steps, its place
 arms.py     - two arms of an evaluation, task by task
 pairs.py    - preference pairs with the states and continuations that decided them
