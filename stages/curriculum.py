@@ -6,12 +6,14 @@ stage that plays take its tasks from the result.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 from pydantic import Field, model_validator
 
+from composer_stages.data_files import load_template
 from composer_stages.errors import BadInput, Incomplete
 from composer_stages.rollouts.trace import require_unmixed
 from composer_stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, Row
@@ -112,7 +114,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.count(planned=len(tasks), done=len(selected), ungraded=sum(task.ungraded for task in tasks.values()))
     out.count(**{f"left out, {reason}": number for reason, number in sorted(reasons.items())})
     out.set_summary(tasks=len(selected), selected_by=_selected_by(inputs))
-    out.write_file("report.txt", _report(tasks, len(selected), reasons, models))
+    out.write_file("report.txt", _report(list(tasks.values()), len(selected), reasons, models))
     if not selected:
         raise Incomplete(
             "no-task-in-band",
@@ -159,22 +161,18 @@ def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
     return tasks, sorted(models)
 
 
-def _report(tasks: Mapping[str, MeasuredTask], num_chosen: int, reasons: Counter[str], models: list[str]) -> str:
+def _report(tasks: Sequence[MeasuredTask], num_chosen: int, reasons: Counter[str], models: list[str]) -> str:
     """Return the report: what was measured, what was left out, and the distribution of rates."""
-    graded, ungraded = (sum(getattr(task, name) for task in tasks.values()) for name in ("graded", "ungraded"))
-    lines = [f"{num_chosen} of {len(tasks)} tasks, by {graded} graded rollouts of {', '.join(models) or 'no model'}"]
-    lines += [f"{number:>6}  left out, {reason}" for reason, number in reasons.most_common()]
-    lines += [f"{ungraded:>6}  rollouts that could not be graded and count for nothing"] if ungraded else []
-    if len(models) > 1:
-        lines += ["", "Several models played: a rate is their mean, by how many rollouts each has."]
-    spread: Counter[str] = Counter()
-    for task in tasks.values():
-        if task.rate in (0.0, 1.0):
-            spread[BANDS[0] if task.rate == 0.0 else BANDS[-1]] += 1
-        elif task.rate is not None:
-            # -(-x // 1) rounds up: a quarter exactly belongs to the band up to a quarter.
-            spread[BANDS[1 + min(int(-(-task.rate * 4 // 1)) - 1, 3)]] += 1
-    return "\n".join([*lines, "", *(f"{spread[band]:>6}  tasks solved by {band}" for band in BANDS)]) + "\n"
+    rates = [task.rate for task in tasks if task.rate is not None]
+    # A quarter exactly belongs to the band up to a quarter.
+    spread = Counter(BANDS[-1] if rate == 1.0 else BANDS[ceil(4 * rate)] for rate in rates)
+    return load_template(__package__, "curriculum_report.jinja").render(
+        tasks=tasks,
+        num_chosen=num_chosen,
+        reasons=reasons,
+        models=models,
+        bands=[(band, spread[band]) for band in BANDS],
+    )
 
 
 STAGE = Stage(

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from composer_stages.data_files import load_template
 from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.layout import counted
 from composer_stages.policy import ask_all, available
 from composer_stages.policy.base import FINAL, Policy, PolicyConfig, Turn
 from composer_stages.policy.serving import Serving
 from composer_stages.runs import store
-from composer_stages.runs.kinds import TASK, Row
+from composer_stages.runs.kinds import TASK
 from composer_stages.runs.run import Inputs, RunWriter
 from composer_stages.runs.settings import BASIC, StageConfig, basic_of
 from composer_stages.runs.stage import Plan, Stage
@@ -325,7 +326,17 @@ def _finish(search: Search, config: Config, out: RunWriter) -> None:
     out.count(**{f"refused, {reason}": number for reason, number in sorted(refusals.items())})
     proposer_lines = asking.report(refusals) if asking else []
     beyond = sum(record["row"] is not None for record in records) - len(rows)
-    out.write_file("report.txt", _report(rows, len(records), beyond, reasons, proposer_lines, search.notes))
+    report = load_template(__package__, "make_tasks_report.jinja").render(
+        rows=rows,
+        num_tried=len(records),
+        beyond=beyond,
+        reasons=reasons,
+        proposer_lines=proposer_lines,
+        hanging=Counter(test for row in rows for test in row["set_aside"]),
+        notes=search.notes,
+        counted=counted,
+    )
+    out.write_file("report.txt", report)
     if search.is_over:
         raise Incomplete(
             "task-time-over", num_tasks=len(rows), target=config.tasks, num_tried=len(records), reason=search.notes[-1]
@@ -336,27 +347,6 @@ def _finish(search: Search, config: Config, out: RunWriter) -> None:
         raise Incomplete("no-candidates")
     if not rows:
         raise Incomplete("all-candidates-rejected", num_tried=len(records), reasons=dict(reasons))
-
-
-def _report(
-    rows: Sequence[Row],
-    num_tried: int,
-    beyond: int,
-    reasons: Counter[str],
-    proposer_lines: Sequence[str],
-    notes: Sequence[str],
-) -> str:
-    """Return the report: the number of tasks, why candidates were rejected, and which tests were no help."""
-    surplus = f", {beyond} more accepted than asked for" if beyond else ""
-    rejected = f"of {counted(num_tried, 'candidate')} tried {sum(reasons.values())} rejected"
-    lines = [f"{counted(len(rows), 'task')}; {rejected}{surplus}"]
-    lines += [f"{number:>6}  {reason}" for reason, number in reasons.most_common()]
-    # Tests that hang without the code of some task are left out of that task.
-    hanging_tests = Counter(test for row in rows for test in row["set_aside"])
-    apart = [f"{number:>6}  {test}" for test, number in hanging_tests.most_common()]
-    if hanging_tests:
-        apart = ["", f"{len(hanging_tests)} tests hang where code was removed and are set aside in those tasks", *apart]
-    return "\n".join([*lines, *proposer_lines, *apart, *notes]) + "\n"
 
 
 def _report_tests(generator: "TaskGenerator") -> list[str]:

@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar
 
 import orjson
 
+from composer_stages.data_files import load_template
 from composer_stages.errors import ComposerError, Incomplete, UsageError
 from composer_stages.layout import aligned
 from composer_stages.messages import Message
@@ -169,13 +170,14 @@ def _report(judgements: JudgedRollouts, checks: list[collection_checks.Collectio
     for name, account in (("kept", retained), ("dropped", dropped)):
         mean = "nothing scored" if account.rewards.value is None else f"{account.rewards.value:.3f}"
         sides.append((name, account.rollouts, account.steps, account.rewards.number, mean))
-    lines = [aligned(sides, ("", "rollouts", "steps", "scored", "mean reward"))]
-    if judgements.names:
-        num_unnamed = dropped.rollouts - len(judgements.names)
-        lines += ["", "dropped by the recipe", *(f"  {name}" for name in judgements.names)]
-        lines += [f"  ... and {num_unnamed} more: `kept` is false in selections.parquet"] if num_unnamed else []
-    lines += ["", f"tasks without a rollout left: {len(bare)}, among them {', '.join(bare[:5])}"] if bare else []
-    out.write_file("report.txt", "\n".join([*lines, "", collection_checks.table(checks)]) + "\n")
+    report = load_template(__package__, "normalize_report.jinja").render(
+        sides=aligned(sides, ("", "rollouts", "steps", "scored", "mean reward")),
+        named=judgements.names,
+        num_unnamed=dropped.rollouts - len(judgements.names),
+        bare=bare,
+        checks=collection_checks.table(checks),
+    )
+    out.write_file("report.txt", report)
     if not retained.rollouts:
         raise Incomplete("recipe-keeps-nothing", num_rollouts=dropped.rollouts)
 
