@@ -1,7 +1,7 @@
 """Tests of a function: which can be asked, and how they are played with what a program returned.
 
 The program under test runs in one sandbox and sees arguments alone; the test, with its own helpers and expected values,
-runs in another with the returned values in place of the function (checker.py). Both begin anew where a call turns out
+runs in another with the returned values in place of the function (guest/). Both begin anew where a call turns out
 to have other arguments, as of a changed list or of `f(f(1))`.
 
 In order: which tests can be asked, the program under test, plays.
@@ -358,7 +358,7 @@ def _checker(kind: str, folders: tuple[str, ...]) -> bytes:
     """Return the checker behind a line that lets it import `values`, and packages, which interpreters start without."""
     site_packages = "{sys.prefix}/lib/python3.{sys.version_info.minor}/site-packages"
     path = [str(guest_folder()), *folders] if kind == "none" else [GUEST]
-    text = Path(__file__).with_name("checker.py").read_text()
+    text = (Path(__file__).parent / "guest/checker.py").read_text()
     future = "from __future__ import annotations\n"
     return f"{future}import sys\nsys.path += [*{path!r}, f'{site_packages}']\n{text.replace(future, '')}".encode()
 
