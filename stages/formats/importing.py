@@ -392,8 +392,8 @@ def _report(
 ) -> None:
     """Write the result of an import: `report.txt`, `sources.json`, `drops.json`, and totals in the manifest.
 
-    `account` are the rollouts, `about` their numbers of tasks and models; `graded` are saved logs.
-    `report.txt` shows the first `SHOWN` files and drops; the two documents have all.
+    `account` are the rollouts, `about` their numbers of tasks and models; `graded` are saved logs. `report.txt` shows
+    the first `SHOWN` files and drops; the two documents have all.
     """
     counts, drops = session.counts, session.drops
     out.document("sources", [count.record() for count in counts])

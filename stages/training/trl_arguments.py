@@ -103,6 +103,7 @@ def trl_config(
         "max_completion_length": max_completion,
         "gradient_checkpointing": bool(settings.gradient_checkpointing),
         "use_cpu": device == "cpu",
+        "bf16": False,  # TRL's own default is bfloat16 autocast
         "save_steps": settings.save_every,
         "save_total_limit": kept_checkpoints(settings.save_every) if settings.stop_on_collapse else 2,
         "report_to": [],
