@@ -26,6 +26,11 @@ def made(folder: Path, **more: Any) -> GRPOConfig:
     return trl_config(str(folder), size, seed=0, temperature=1.0, max_completion=64, device="cpu", more=more)
 
 
+def test_without_autocast_weights_compute_in_their_own_type(tmp_path: Path) -> None:
+    args = made(tmp_path)
+    assert (args.bf16, args.fp16) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
