@@ -214,10 +214,9 @@ class HarborEnv(ShellEnvironment):
     def _verified(self) -> VerifierVerdict:
         """Run the verifier of the current step; too many artifacts give zero, as the agent made them."""
         machine, task = self._open()
-        timeout_s = self._step.verifier_timeout_s
         try:
             start = functools.partial(machines.open_machine, task, host=self._place)
-            return verifying.verify(task, self._step, machine, start, timeout_s)
+            return verifying.verify(task, self._step, machine, start)
         except UnwieldyTree as error:
             log.warning("%s: %s", self._label, error)
             return VerifierVerdict({"reward": 0.0}, str(error), planted=False)

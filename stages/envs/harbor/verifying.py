@@ -59,7 +59,7 @@ class VerifierVerdict:
 
 
 def verify(
-    task: HarborTask, step: HarborStep, machine: Machine, start: Callable[[ContainerSource], Machine], timeout_s: float
+    task: HarborTask, step: HarborStep, machine: Machine, start: Callable[[ContainerSource], Machine]
 ) -> VerifierVerdict:
     """Run a step's verifier on the agent's machine, or on one that `start` gives, and return its verdict.
 
@@ -72,9 +72,9 @@ def verify(
     for attempt in range(1, ATTEMPTS + 1):
         try:
             if step.separate is None:
-                rewards, text = run_shared(machine, task, step, timeout_s)
+                rewards, text = run_shared(machine, task, step)
             else:
-                rewards, text = run_separate(machine, start, task, step, step.separate, timeout_s)
+                rewards, text = run_separate(machine, start, task, step, step.separate)
             return VerifierVerdict(rewards, text, planted)
         except InfrastructureError as error:
             if attempt == ATTEMPTS or not getattr(error, "again", True):
@@ -88,7 +88,7 @@ def verify(
 
 
 def run_shared(
-    machine: Machine, task: HarborTask, step: HarborStep, timeout_s: float, *, has_tests: bool = False
+    machine: Machine, task: HarborTask, step: HarborStep, *, has_tests: bool = False
 ) -> tuple[dict[str, float], str]:
     """Run the test script in a machine; return the rewards and the log."""
     machine.empty(VERIFIER)
@@ -96,7 +96,7 @@ def run_shared(
         machine.empty(TESTS)
         for folder in step.tests:
             machine.upload(task.folder / folder, TESTS)
-    script = f"{TESTS}/{TEST_SCRIPT}"
+    script, timeout_s = f"{TESTS}/{TEST_SCRIPT}", step.verifier_timeout_s
     machine.run(f"chmod +x {script}", timeout_s, user="root")
     result = machine.run(script, timeout_s, env=step.verifier_env, user=step.verifier_user)
     if result.timed_out:
@@ -121,7 +121,6 @@ def run_separate(
     task: HarborTask,
     step: HarborStep,
     source: ContainerSource,
-    timeout_s: float,
 ) -> tuple[dict[str, float], str]:
     """Run the test script in a fresh machine with the artifacts of the agent's; return the rewards and the log."""
     for hook in step.collect:
@@ -148,7 +147,7 @@ def run_separate(
         with closing(start(source)) as fresh:
             for path, folder in carried:
                 _upload_artifact(fresh, path, folder)
-            return run_shared(fresh, task, step, timeout_s, has_tests=source.own_tests)
+            return run_shared(fresh, task, step, has_tests=source.own_tests)
 
 
 def _upload_artifact(machine: Machine, path: str, folder: Path) -> None:
