@@ -47,8 +47,14 @@ EXIT_CODES = {
 }
 LARGE_CUT = 1 / 3
 """The share of rollouts cut by a limit from which on a verdict names it."""
-LIMITS = ("max_tokens", "max_steps", "context", "wall_time", "cost")
-"""The limits that end a rollout (`terminated_by`)."""
+LIMITS = {
+    "max_tokens": "policy.max_tokens of the trainings (or of policies.NAME)",
+    "max_steps": "max_steps",
+    "context": "limits.context_tokens",
+    "wall_time": "limits.wall_s",
+    "cost": "limits.cost_usd",
+}
+"""The limits that end a rollout (`terminated_by`), and the setting of each."""
 AT_ZERO_RATE = " at temperature 0"
 
 
@@ -66,11 +72,6 @@ class CutRollouts:
     limits: Mapping[str, int]
     num_rollouts: int
     none_passed: bool
-
-    @property
-    def num_cut(self) -> int:
-        """Return how many rollouts limits ended."""
-        return sum(self.limits.values())
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,16 @@
 """Fill the sentences of verdict.jinja about a verdict and about paired differences."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from composer_stages.evaluation.difference import Difference, PermutationTest
 from composer_stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units
 from composer_stages.evaluation.sentences import Sentences, signed
-from composer_stages.evaluation.verdict import EvalVerdict
+from composer_stages.evaluation.verdict import LIMITS, EvalVerdict
 from composer_stages.layout import p_value
 from composer_stages.runs import display
 
 RECOMMENDED_SEEDS = 5
 """With three or four, an interval relies on gains that are normally distributed over trainings (docs/evaluate.md)."""
-LIMIT_SETTINGS = {
-    "max_tokens": "policy.max_tokens of the trainings (or of policies.NAME)",
-    "max_steps": "max_steps",
-    "context": "limits.context_tokens",
-    "wall_time": "limits.wall_s",
-    "cost": "limits.cost_usd",
-}
-"""The setting of each limit that ends a rollout."""
 
 
 def points(difference: Difference) -> str:
@@ -39,11 +30,6 @@ def _interval(difference: Difference) -> str:
     return f"{display.points(difference.estimate)} [{low}, {high}] points"
 
 
-def _listed_limits(limits: Mapping[str, int]) -> str:
-    several = " or ".join(f"{limit} ({number})" for limit, number in limits.items())
-    return several if len(limits) > 1 else next(iter(limits))
-
-
 def _rarest_failure(num_seeds: int) -> str:
     """Return the share of trainings that must fail for one of so many to fail with a chance of 95 %."""
     return f"{100 * (1 - ALPHA ** (1 / num_seeds)):.0f}"
@@ -56,8 +42,7 @@ SENTENCES = Sentences(
     rate=percent,
     interval=_interval,
     fewest_units=fewest_units,
-    listed_limits=_listed_limits,
-    limit_settings=lambda limits: " and ".join(LIMIT_SETTINGS[limit] for limit in limits),
+    setting_of_limit=LIMITS,
     rarest_failure=_rarest_failure,
     fewest_seeds=MIN_SEEDS,
     recommended_seeds=RECOMMENDED_SEEDS,
