@@ -290,8 +290,11 @@ def _mergeable(model: Any) -> list[Any]:
 
 
 @contextmanager
-def checkpointed(model: Any) -> Iterator[None]:
-    """Checkpoint activations: keep one per layer, and recompute the rest in the backward pass."""
+def checkpointed(model: Any, wanted: bool = True) -> Iterator[None]:
+    """Checkpoint activations where that is wanted: keep one per layer, and recompute the rest in the backward pass."""
+    if not wanted:
+        yield
+        return
     # Non-reentrant, under which each module is called once again, and so are its hooks.
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # transformers checkpoints in training mode only (`GradientCheckpointingLayer`, 5.x); Qwen3 has no dropout by

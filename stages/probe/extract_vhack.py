@@ -11,7 +11,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -199,7 +198,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     store.write_json(out.scratch("v_hack") / PAIRS, [[vars(side) for side in pair] for pair in used])
     stored = GradientStore.create(out.scratch("v_hack"), student.adapter.layout, 2 * len(used), facts)
     loss = LOSSES[config.loss]
-    with checkpointed(student.model) if config.checkpointing else nullcontext():
+    with checkpointed(student.model, config.checkpointing):
         _measure(used, student, stored, out)
         gradients = PairGradients.alternating(stored.layout, stored.rows.float(), stored.facts["tokens"])
         direction = extract(gradients.layout, gradients.differences(loss), config.method, config.k, config.noise_floor)

@@ -44,8 +44,6 @@ def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Take the remaining steps, then tabulate; `UsageError` if memory does not suffice."""
-    from contextlib import nullcontext
-
     from composer_stages.policy.local import checkpointed
     from composer_stages.probe.descent import Replay
     from composer_stages.probe.memory import check_memory
@@ -55,7 +53,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     if (measuring := _memory_inputs(inputs, config)) is not None:
         check_memory(config.student, measuring, {"keep=sums": replace(measuring, rows=0)})
     replay = Replay(inputs, config, len(rows), out)
-    with checkpointed(replay.student.model) if config.checkpointing else nullcontext():
+    with checkpointed(replay.student.model, config.checkpointing):
         for number, chosen in enumerate(steps):
             out.progress("steps", number, len(steps))
             if not out.finished(f"step_{number:03d}"):

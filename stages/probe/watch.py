@@ -64,8 +64,6 @@ def _memory_inputs(inputs: Inputs, config: Config) -> "MemoryInputs | None":
 
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Measure the remaining checkpoints, then judge; `BadInput` if v is of another model than the start."""
-    from contextlib import nullcontext
-
     from composer_stages.policy.adapters import CheckpointInfo
     from composer_stages.policy.local import checkpointed
     from composer_stages.probe.checks.check import write_checks
@@ -82,7 +80,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         out.progress("checkpoints", index, len(found_checkpoints))
         if not out.finished(f"step_{step:06d}"):
             out.raise_if_stopped()
-            with checkpointed(loop.student.model) if config.checkpointing else nullcontext():
+            with checkpointed(loop.student.model, config.checkpointing):
                 loop.measure(step, folder, None if index == 0 else found_checkpoints[index - 1][0])
     steps = [step for step, _ in found_checkpoints]
     watched, rollouts, facts, checks = loop.finish(steps, Draws(config.permutations, config.seed))

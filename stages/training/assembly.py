@@ -5,7 +5,7 @@ channels and callbacks, and `fit` trains from the newest complete checkpoint.
 """
 
 from collections.abc import Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,7 +153,7 @@ class TrainingSession:
         direction = None
         if run is not None:
             model.eval()
-            with checkpointed(model) if size.gradient_checkpointing else nullcontext():
+            with checkpointed(model, bool(size.gradient_checkpointing)):
                 direction = weight_direction(model, store.read_json(run.folder(VECTORS) / PAIRS))
         student = Student.prepare(model, tokenizer, plan, ranks)
         out.model("policy", **(sampler or student.policy).facts(), training={**plan.facts(), "processes": ranks.count})
