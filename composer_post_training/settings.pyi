@@ -811,8 +811,9 @@ class CompareSettings(Arguments, total=False):
     missing: Literal['auto', 'excluded', 'failed', 'bounds']
     """Tasks that one side lacks, and samples without a score. `excluded`: these tasks leave both sides, these samples
     the mean of their task. `failed`: they count as the worst score. `bounds`: what is decided must hold however they
-    would have ended. `auto`: failed for SWE-bench and Terminal-Bench, whose rule that is, else excluded. One of auto,
-    excluded, failed, bounds."""
+    would have ended. `auto`: failed for SWE-bench and Terminal-Bench, whose rule that is; bounds with `not_worse` or
+    `policy`, so that no gate passes by tasks that were not played; else excluded. One of auto, excluded, failed,
+    bounds."""
     all_pairs: bool
     """Compare every side with every other one, not with the first alone, and say which positions each may have."""
     noise: str | None

@@ -5,6 +5,7 @@ stage when it is asked for, so that importing this package imports no stage.
 """
 
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from composer_stages.runs import catalog, settings
 from composer_stages.runs.run import Inputs, Run
 from composer_stages.runs.settings import StageConfig, basic_settings
 from composer_stages.runs.stage import Plan, load_stage, read_for_stage, with_inherited
-from composer_stages.words import in_interface
+from composer_stages.words import Sentence, in_interface
 
 Listener = Callable[[str, int, int], None]
 """Called with (what, units done, units in all); with 0 in all, `what` is a remark on the state of the work."""
@@ -125,7 +126,11 @@ class StageFunction:
                 results = chain.run(preset, configs, arguments, console, [*inputs.runs()])
                 return Chain({title: opened(result.path) for title, result in results.items()})
             job, arguments = call.add_mirror(call.StageJob(self.name, self.name, inputs, configuration), arguments)
-            return opened(call.execute(job, arguments, console).path)
+            run = opened(call.execute(job, arguments, console).path)
+            if failed := run.manifest.summary.get("failed_checks"):
+                sentence = Sentence("python.checks-failed", run=catalog.name(run.path), failed=failed)
+                warnings.warn(in_interface(sentence, PYTHON), stacklevel=2)
+            return run
 
     def settings(self) -> dict[str, Any]:
         """Return every setting by its dotted key, with its default; None where there is none."""

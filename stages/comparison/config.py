@@ -30,7 +30,8 @@ class Config(StageConfig):
     missing: Annotated[Literal["auto", "excluded", "failed", "bounds"], BASIC, Option("WAY")] = "auto"
     """Tasks that one side lacks, and samples without a score. `excluded`: these tasks leave both sides, these samples
     the mean of their task. `failed`: they count as the worst score. `bounds`: what is decided must hold however they
-    would have ended. `auto`: failed for SWE-bench and Terminal-Bench, whose rule that is, else excluded."""
+    would have ended. `auto`: failed for SWE-bench and Terminal-Bench, whose rule that is; bounds with
+    `not_worse` or `policy`, so that no gate passes by tasks that were not played; else excluded."""
     all_pairs: Annotated[bool, BASIC, Option(help="Compare all pairs of sides, and give each its positions.")] = False
     """Compare every side with every other one, not with the first alone, and say which positions each may have."""
     noise: Annotated[str | None, BASIC, Option("LOG")] = None

@@ -325,11 +325,17 @@ def find_scale(sides: Sequence[ReadLog], occurring: tuple[float, float], config:
 
 
 def choose_missing(config: Config, sides: Sequence[ReadLog]) -> Literal["excluded", "failed", "bounds"]:
-    """Return what missing tasks count as; in the tables of some programs they have failed."""
+    """Return what missing tasks count as.
+
+    In the tables of some programs they have failed. What a gate lets pass must not rest on tasks that were not played:
+    a log that was cut off would pass.
+    """
     if config.missing != "auto":
         return config.missing
     envs = {name for log in sides for name in pc.unique(log.items["env"]).to_pylist()}
-    return "failed" if envs <= COUNTING_AS_FAILED else "excluded"
+    if envs <= COUNTING_AS_FAILED:
+        return "failed"
+    return "bounds" if config.policy or config.not_worse else "excluded"
 
 
 def summarize_side(

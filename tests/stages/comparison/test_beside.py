@@ -268,6 +268,24 @@ def test_a_policy_passes_where_every_metric_of_it_does(
     assert summary["why"] in comment(results[0].comparison, tasks, results).replace("&#58;", ":")
 
 
+@pytest.mark.parametrize("not_worse", [None, 0.05])
+def test_a_log_that_was_cut_off_passes_no_gate(tmp_path: Path, not_worse: float | None) -> None:
+    """Of 60 tasks B has the first 30: it is better on these, and could be worse on all."""
+    before, after = [*passes(30, 10), *passes(30, 30)], passes(60, 55)
+    paths = [table(tmp_path / "a.jsonl", acc=before), table(tmp_path / "b.jsonl", acc=after[:30])]
+    (tmp_path / "gate.toml").write_text('metric = [{score = "acc", not_worse = 0.05}]')
+
+    def passed(**settings: Any) -> bool | None:
+        config = Config(paths=paths, **settings)
+        sides = read_sides(paths, config.columns)
+        if config.policy:
+            return judge(sides, config)[0][0].passes
+        return compare(sides, config)[0].differences[0].not_worse
+
+    gate = {"not_worse": not_worse} if not_worse else {"policy": str(tmp_path / "gate.toml")}
+    assert passed(**gate) is None and passed(**gate, missing="excluded") is True
+
+
 def test_what_is_called_better_shares_one_level_and_not_worse_has_its_own(tmp_path: Path) -> None:
     """Three scores with p of .03: each is better by itself, and none of three that a policy calls better is."""
     before, after = [0] * 12 + [1] * 4 + [0, 1] * 40, [1] * 12 + [0] * 4 + [0, 1] * 40
