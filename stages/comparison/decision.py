@@ -36,6 +36,7 @@ from composer_stages.comparison.pairs import (
     count_as_failed,
     leave_out,
     never_run,
+    note_repeated_tasks,
     pair_sides,
 )
 from composer_stages.comparison.ranks import Ranking, rank
@@ -162,7 +163,7 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     reconciled = [reconcile(log) for log in chosen]
     for log, numbers in zip(chosen, reconciled, strict=True):
         require(log.name, numbers, config.unreconciled)
-    base, *counterparts = told_apart([weigh(log) for log in chosen])
+    base, *counterparts = told_apart([note_repeated_tasks(weigh(log)) for log in chosen])
     matches = [match(base, log) for log in counterparts]
     matched, ways = [base, *(log for log, _ in matches)], [TaskMatch(), *(way for _, way in matches)]
     of_noise = matched[-1] if config.noise else None

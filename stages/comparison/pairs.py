@@ -21,6 +21,10 @@ from composer_stages.evaluation.outcomes import NOT_SUBMITTED, PASSED, Missing, 
 from composer_stages.formats.measurement import State
 from composer_stages.runs.tables import with_column
 from composer_stages.terms import SamplingUnit
+from composer_stages.words import Sentence
+
+FEW_REPEATED = 0.25
+"""The share of tasks up to which more samples than most tasks have are worth a note."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,19 @@ def leave_out(log: ReadLog) -> ReadLog:
     reasons = log.items["reason"]
     said = pc.if_else(never_run(log), pc.binary_join_element_wise(reasons, "left out", ", "), reasons)
     return replace(log, items=with_column(log.items, "reason", said))
+
+
+def note_repeated_tasks(log: ReadLog) -> ReadLog:
+    """Return a log with a note where few tasks have more samples than most have, as rows that were written twice do."""
+    groups = log.items.group_by(["seed", "task"], use_threads=False).aggregate([([], "count_all")])
+    num_T = np.asarray(groups["count_all"])
+    usual = int(np.median(num_T)) if len(num_T) else 0
+    more = np.flatnonzero(num_T > usual)
+    if not 0 < len(more) <= FEW_REPEATED * len(num_T):
+        return log
+    first = {"first": groups["task"][int(more[0])].as_py(), "samples": int(num_T[more[0]])}
+    note = Sentence("comparison.repeated-tasks", tasks=len(more), of=len(num_T), usual=usual, **first)
+    return replace(log, notes=(*log.notes, note))
 
 
 def pair_sides(baseline: SideTable, treatment: SideTable, rules: ComparisonRules) -> PairedSides:

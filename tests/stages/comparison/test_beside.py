@@ -268,6 +268,17 @@ def test_a_policy_passes_where_every_metric_of_it_does(
     assert summary["why"] in comment(results[0].comparison, tasks, results).replace("&#58;", ":")
 
 
+def test_rows_that_were_written_twice_are_noted(tmp_path: Path) -> None:
+    rows = [{"id": f"t{at}", "score": at % 2} for at in range(20)]
+    once, twice = str(jsonl(tmp_path / "a.jsonl", *rows)), str(jsonl(tmp_path / "b.jsonl", *rows, *rows[3:5]))
+    four_times = str(jsonl(tmp_path / "c.jsonl", *rows * 4))
+    noted = [side.notes for side in compared(once, twice, four_times).sides]
+    assert noted[0] == noted[2] == ()
+    assert [(note.code, note.filled["tasks"], note.filled["first"]) for note in noted[1]] == [
+        ("comparison.repeated-tasks", 2, "t3")
+    ]
+
+
 @pytest.mark.parametrize("not_worse", [None, 0.05])
 def test_a_log_that_was_cut_off_passes_no_gate(tmp_path: Path, not_worse: float | None) -> None:
     """Of 60 tasks B has the first 30: it is better on these, and could be worse on all."""
