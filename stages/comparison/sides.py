@@ -199,6 +199,7 @@ def match(base: ReadLog, candidate: ReadLog) -> tuple[ReadLog, TaskMatch]:
             task_first=base.items["task"][0].as_py(),
             task_second=candidate.items["task"][0].as_py(),
             tables=bool(base.id_columns and candidate.id_columns),
+            written=_written_otherwise(base, candidate),
         )
     if not way:
         return candidate, TaskMatch(way, both_worded - agreeing, both_worded, _alike(keys[""][0], keys[""][1], worded))
@@ -252,6 +253,21 @@ def _bare(ids: pa.Table, of_sides: Sequence[pa.Table]) -> pa.Table:
     counting = (pc.match_substring_regex(side["key"], r".+/[a-z]{0,3}\d+$") for side in of_sides)
     is_counted = all(pc.all(numbered).as_py() for numbered in counting)
     return ids[:0] if is_counted or pc.count_distinct(bare).as_py() < len(ids) else with_column(ids, "key", bare)
+
+
+def _written_otherwise(base: ReadLog, candidate: ReadLog) -> tuple[str, str] | None:
+    """Return two ids that differ in how they are written alone, where most do: `1` and `1.0`, `t7` and `T_007`."""
+
+    def bare(task: str) -> tuple[str, str]:
+        head = task.removesuffix(".0").rstrip("0123456789")
+        number = task.removesuffix(".0")[len(head) :]
+        return head.rstrip("-_ ").casefold(), number.lstrip("0") or number[:1]
+
+    first, second = (
+        {bare(task): task for task in pc.unique(log.items["task"]).to_pylist()} for log in (base, candidate)
+    )
+    apart = [(task, second[form]) for form, task in first.items() if form in second and second[form] != task]
+    return apart[0] if len(apart) >= ENOUGH_SHARED * min(base.num_tasks, candidate.num_tasks) else None
 
 
 def _questions(log: ReadLog) -> pa.Table:

@@ -446,6 +446,25 @@ def test_a_column_that_says_of_each_file_another_thing_is_named_first(tmp_path: 
     assert f"{column}: ax and bx" in " ".join(first.split())
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "example"),
+    [
+        ("{}", "{}.0", ("0", "0.0")),
+        ("t{}", "T_{:03}", ("t0", "T_000")),
+        ("shop/{}", "air/{}", None),
+        ("{}", "q{}", None),
+    ],
+)
+def test_ids_that_are_written_otherwise_are_shown(
+    tmp_path: Path, one: str, other: str, example: tuple[str, str] | None
+) -> None:
+    a, b = (
+        made(tmp_path / f"{name}.csv", [{"id": form.format(i), "score": i % 2} for i in range(30)])
+        for name, form in (("a", one), ("b", other))
+    )
+    refused(lambda: compared(a, b), BadInput, code="comparison.other-tasks", written=example)
+
+
 def test_the_same_numbers_are_other_tasks_in_another_benchmark(tmp_path: Path) -> None:
     a, b = (made(tmp_path / f"{n}.csv", [{"id": i, "score": 1, "benchmark": n} for i in range(20)]) for n in "ab")
     refused(lambda: compared(a, b), BadInput, "--id", code="comparison.other-tasks", same_ids=0)
