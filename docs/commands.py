@@ -1,15 +1,13 @@
 """The page of all commands with their settings, and of all records with their columns, from their declarations."""
 
-import ast
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from composer_cli.app import click_command
-from composer_cli.help import HelpCommand, described
+from composer_cli.help import HelpCommand, describe_settings
 from composer_stages import STAGES, command_words
 from composer_stages.runs import kinds as record_kinds
 from composer_stages.runs.stage import load_stage
@@ -33,7 +31,7 @@ def stages() -> str:
 
 def kinds() -> str:
     """Return a section for each kind of record: what a row is, and its columns with their Arrow types."""
-    told = _docstrings()
+    told = _meanings()
     lines = []
     for kind in record_kinds.KINDS.values():
         lines += [f"### {kind.plural}", "", f"`{kind}`. {told.get(kind.name, '')}".rstrip(), ""]
@@ -63,7 +61,7 @@ def _section(name: str, command: Any) -> Iterator[str]:
     yield from _table("option", options)
     for title, config, prefix in command.settings(context) if isinstance(command, HelpCommand) else ():
         yield from (f"{title}:", "")
-        yield from _table("setting", [(key, text) for _, key, text in described(config, prefix)])
+        yield from _table("setting", [(key, text) for _, key, text in describe_settings(config, prefix)])
 
 
 def _table(head: str, rows: list[tuple[str, str]]) -> Iterator[str]:
@@ -78,15 +76,14 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _docstrings() -> dict[str, str]:
-    """Return what is said of each kind: the string below its declaration, by the kind's name."""
-    body = ast.parse(Path(record_kinds.__file__).read_text()).body
-    told = {}
-    for one, after in pairwise(body):
-        target = one.targets[0] if isinstance(one, ast.Assign) else None
-        text = after.value if isinstance(after, ast.Expr) else None
-        if isinstance(target, ast.Name) and isinstance(text, ast.Constant) and isinstance(text.value, str):
-            kind = getattr(record_kinds, target.id)
-            if isinstance(kind, record_kinds.Kind):
-                told[kind.name] = _cell(text.value)
+def _meanings() -> dict[str, str]:
+    """Return what is said of each kind: the comment above its table, by the kind's name."""
+    source = Path(record_kinds.__file__).with_name("kinds.toml").read_text("utf-8")
+    told, comment = dict[str, str](), list[str]()
+    for line in source.splitlines():
+        if line.startswith("#"):
+            comment.append(line.removeprefix("#"))
+        elif comment:
+            told[line.strip("[]")] = _cell(" ".join(comment))
+            comment = []
     return told

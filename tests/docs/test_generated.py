@@ -33,6 +33,12 @@ def test_generated_parts_are_up_to_date(monkeypatch: pytest.MonkeyPatch, capfd: 
     assert code == 0, f"{capfd.readouterr()} Run `./dev cog`."
 
 
+def test_the_reference_lists_commands_and_what_is_said_of_records() -> None:
+    reference = runpy.run_path(str(ROOT / "docs" / "commands.py"))
+    assert "### composer collect" in reference["commands"]()
+    assert "`rollout/" in reference["kinds"]() and "hidden tests pass" in reference["kinds"]()
+
+
 def test_the_picture_shows_stages_that_exist() -> None:
     shown = set(re.findall(r'class="stage"[^>]*>([^<]+)<', (ROOT / "docs" / "images" / "arrows.svg").read_text()))
     assert shown and shown <= STAGES.keys()
