@@ -41,7 +41,8 @@ class Kind:
     @property
     def plural(self) -> str:
         """Return what people call its rows, which is the name of their table where a run has one: `rollouts`."""
-        return plural(self.name.replace("_", " "))
+        name = self.name.replace("_", " ")
+        return name if name.endswith("s") else plural(name)
 
     @property
     def schema(self) -> "pa.Schema":

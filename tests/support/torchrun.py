@@ -15,7 +15,7 @@ from composer_stages import train
 from composer_stages.backends import ranks
 from composer_stages.rollouts.trace import opening_row
 from composer_stages.runs import runner, store
-from composer_stages.runs.kinds import CHECKPOINT, PAIR, STATE
+from composer_stages.runs.kinds import PAIR, STATE, VECTORS
 from composer_stages.runs.run import Manifest, Run, RunWriter, write_manifest
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -124,7 +124,7 @@ def pairs_run(folder: Path, count: int) -> Run:
 def direction_run(folder: Path, count: int) -> Run:
     """A finished run that holds the pairs of ids of a direction."""
     record = manifest("probe-extract-vhack")
-    output = {"file": "direction", "kind": str(CHECKPOINT), "rows": 1, "sha256": "", "content_sha256": ""}
+    output = {"file": "direction", "kind": str(VECTORS), "rows": 1, "sha256": "", "content_sha256": ""}
     record.outputs, record.status = {"direction": output}, "complete"
     write_manifest(folder, record)
 
