@@ -163,7 +163,7 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     reconciled = [reconcile(log) for log in chosen]
     for log, numbers in zip(chosen, reconciled, strict=True):
         require(log.name, numbers, config.unreconciled)
-    base, *counterparts = told_apart([note_repeated_tasks(weigh(log)) for log in chosen])
+    base, *counterparts = told_apart([weigh(log) for log in chosen])
     matches = [match(base, log) for log in counterparts]
     matched, ways = [base, *(log for log, _ in matches)], [TaskMatch(), *(way for _, way in matches)]
     of_noise = matched[-1] if config.noise else None
@@ -357,8 +357,8 @@ def summarize_side(
             )
             low, high = (float(limit[0]) for limit in test.interval())
     low, high = sorted(rules.span.score(limit) for limit in (low, high))
-    counts = log.items.group_by(["seed", "task"]).aggregate([("score", "count")])["score_count"]
-    least, most = pc.min(counts).as_py(), pc.max(counts).as_py()
+    groups = log.items.group_by(["seed", "task"]).aggregate([("score", "count"), ([], "count_all")])
+    least, most = (find(groups["score_count"]).as_py() for find in (pc.min, pc.max))
     return SideSummary(
         letter,
         log.name,
@@ -374,7 +374,7 @@ def summarize_side(
         rules.span.score(mean),
         low,
         high,
-        log.notes,
+        (*log.notes, *note_repeated_tasks(groups)),
         log.chosen,
         next(iter(sorted(log.kinds(log.chosen), key=str)), ScoreKind(log.chosen)),
         tuple(sorted(log.settings.get("task version", ()))),

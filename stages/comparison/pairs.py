@@ -184,17 +184,19 @@ def leave_out(log: ReadLog) -> ReadLog:
     return replace(log, items=with_column(log.items, "reason", said))
 
 
-def note_repeated_tasks(log: ReadLog) -> ReadLog:
-    """Return a log with a note where few tasks have more samples than most have, as rows that were written twice do."""
-    groups = log.items.group_by(["seed", "task"], use_threads=False).aggregate([([], "count_all")])
+def note_repeated_tasks(groups: pa.Table) -> list[Sentence]:
+    """Return a note where few tasks have more samples than most have, as rows that were written twice do.
+
+    groups: each task and training seed, with the number of its samples as `count_all`.
+    """
     num_T = np.asarray(groups["count_all"])
     usual = int(np.median(num_T)) if len(num_T) else 0
-    more = np.flatnonzero(num_T > usual)
+    more = groups.filter(pa.array(num_T > usual))
     if not 0 < len(more) <= FEW_REPEATED * len(num_T):
-        return log
-    first = {"first": groups["task"][int(more[0])].as_py(), "samples": int(num_T[more[0]])}
-    note = Sentence("comparison.repeated-tasks", tasks=len(more), of=len(num_T), usual=usual, **first)
-    return replace(log, notes=(*log.notes, note))
+        return []
+    first = more.sort_by("task").slice(0, 1).to_pylist()[0]
+    of_first = {"first": first["task"], "samples": first["count_all"]}
+    return [Sentence("comparison.repeated-tasks", tasks=len(more), of=len(num_T), usual=usual, **of_first)]
 
 
 def pair_sides(baseline: SideTable, treatment: SideTable, rules: ComparisonRules) -> PairedSides:
