@@ -57,7 +57,7 @@ def checked(run: Run) -> Findings | None:
     missed = [f"{name}, {number} of {total}" for name, (number, total, *_) in checks.items() if name in failed]
     passed = len(checks.keys() - {*failed, *unrecorded})
     return Findings(
-        collection_checks.title(len(checks), len(failed), len(unrecorded)),
+        collection_checks.title(len(checks), len(failed), unrecorded),
         lead=collection_checks.advice(failed).strip(),
         shown=[counted(passed, "other check")] if missed and passed else [],
         not_shown=missed,

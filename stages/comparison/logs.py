@@ -17,7 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from composer_stages.comparison.tables import COSTS, EVERY_COLUMN, SHARED, Columns, ScoreTable, is_csv, read_table
+from composer_stages.comparison.tables import (
+    COSTS,
+    EVERY_COLUMN,
+    SHARED,
+    Columns,
+    ScoreTable,
+    is_csv,
+    read_table,
+    unreadable,
+)
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.outcomes import KEPT, PASSED, PRIMARY, num_apart, without_twins
 from composer_stages.formats import files, reading, repeats
@@ -67,8 +76,6 @@ ROLLOUT_PAGE, ID = "rollout/", "?id="
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
 JUDGES = "+"
 """Between the names of scores that several judges gave each sample."""
-DAMAGED = ("not_json", "too_deep")
-"""Reasons of records that cannot be read at all."""
 MOST_REASONS = 3
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
@@ -265,7 +272,12 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     has_rollouts = not all(reader.submits for reader in found)
     unknown = [source.label for source, reader in detected.items() if found and reader is None]
     for source, reader in detected.items():
-        if (reader is None and found) or (reader and reader.submits and has_rollouts):
+        if reader is None and found:
+            first = next(source.records(), None)
+            if isinstance(first, Drop) and first.is_damage:
+                raise unreadable(source.label, first)
+            continue
+        if reader and reader.submits and has_rollouts:
             continue
         for number, record in enumerate(_trajectories(source, reader, sidecars, drops, not unit)):
             trajectory = record.trajectory
@@ -420,8 +432,8 @@ def _trajectories(
     for item in reading.read(source, reader, sidecars, FileCount("", "", ""), brief=brief):
         if not isinstance(item, Drop):
             yield item
-        elif item.reason in DAMAGED:  # a log that was cut off counts other tasks than its program did
-            raise BadInput("comparison.line-no-json", path=item.file, line=item.line, detail=item.detail)
+        elif item.is_damage:  # a log that was cut off counts other tasks than its program did
+            raise unreadable(item.file, item)
         else:
             drops[item.reason] += 1
 

@@ -231,18 +231,30 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
             break
         damage.append(item)
     if first is None and damage:
-        if damage[0].reason == "not_json":
-            raise BadInput("comparison.line-no-json", path=path, line=damage[0].line, detail=damage[0].detail)
-        raise BadInput("comparison.unreadable", path=path, problem=damage[0].detail)
+        raise unreadable(path, damage[0])
     if not isinstance(first, dict) or any(reading.fits(reader, first) for reader in readers("auto")):
         return None
     if not is_parquet:
         return _load_json(path, source, columns)
     try:
         rows = pq.ParquetFile(source.path, pre_buffer=False)
-        return rows.read(columns.choose(path, rows.schema_arrow.names))
+        table = rows.read(columns.choose(path, rows.schema_arrow.names))
+        table.validate(full=True)
     except DAMAGE as error:
         raise BadInput("comparison.unreadable", path=path, problem=str(error)) from None
+    return table
+
+
+def unreadable(path: str, damage: Drop) -> BadInput:
+    """Return the refusal of a file with a record that cannot be read at all."""
+    at = {"path": path, "line": damage.line}
+    match damage.reason:
+        case "not_utf8":
+            return BadInput("comparison.not-text", **at, encoding="utf-8", problem=damage.detail)
+        case "not_json" | "too_deep":
+            return BadInput("comparison.line-no-json", **at, detail=damage.detail)
+        case _:
+            return BadInput("comparison.unreadable", path=path, problem=damage.detail)
 
 
 def _load_csv(path: str, source: Source, columns: Columns) -> pa.Table:
@@ -339,12 +351,13 @@ def _load_json(path: str, source: Source, columns: Columns) -> pa.Table:
         if json_text.depth(text) <= json_text.MOST_LEVELS:
             table = pjson.read_json(pa.BufferReader(text), pjson.ReadOptions(block_size=16 << 20))
             table = table.select(columns.choose(path, table.column_names))
+            table.validate(full=True)  # Arrow reads bytes that are no UTF-8 as text
             if not any(_is_changed(field, columns) for field in table.schema):
                 return table
     cells, texts, names, num = dict[str, list[str | None]](), dict[str, set[int]](), dict[str, None](), 0
     for item in source.records(EXACT):
         if isinstance(item, Drop):
-            raise BadInput("comparison.line-no-json", path=path, line=item.line, detail=item.detail)
+            raise unreadable(path, item)
         line, record = item
         if not isinstance(record, dict):
             raise BadInput("comparison.line-no-object", path=path, line=line)

@@ -34,6 +34,10 @@ WITHOUT_TRANSCRIPT = frozenset({missing.STEPS, missing.OPENING})
 """Facts that files of results lack, which hold no transcript."""
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What reading a record raises that is not as its format says."""
+DAMAGE_REASONS = frozenset(
+    {"damaged_file", "damaged_record", "git_lfs_pointer", "not_json", "not_utf8", "too_deep", "too_large"}
+)
+"""Reasons of a `Drop` that say nothing of what the record holds."""
 RECORDED_REWARD = "recorded_reward"
 """Key of `Trajectory.extra` for a reward that a source records for a rollout in which the model did nothing."""
 
@@ -46,6 +50,11 @@ class Drop:
     line: int
     reason: str
     detail: str
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether the record could not be read at all, so that it may be one of any format, or many."""
+        return self.reason in DAMAGE_REASONS
 
 
 @with_config(STRICT)

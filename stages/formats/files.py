@@ -127,7 +127,7 @@ class Source(FileLocation):
                 try:
                     yield before + at + 1, batch.slice(at, 1).to_pylist()[0]
                 except UnicodeDecodeError as error:
-                    yield self.make_drop(before + at + 1, "not_utf8", str(error))
+                    yield self.make_drop(before + at + 1, "not_utf8", error.reason)
 
     def _too_large(self, line: int, problem: str) -> Drop:
         sentence = Sentence("formats.too-large", problem=problem, limit=MOST_BYTES >> 20)
@@ -364,6 +364,8 @@ def _parse(text: bytes, loads: Loads) -> tuple[Any, int, tuple[str, str]]:
         return None, error.lineno, ("not_json", problem)
     except json_text.TooDeep as error:
         return None, 1, ("too_deep", str(error))
+    except UnicodeDecodeError as error:
+        return None, 1, ("not_utf8", error.reason)
     except (ValueError, RecursionError) as error:
         return None, 1, ("not_json", str(error))
 

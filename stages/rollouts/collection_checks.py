@@ -134,6 +134,9 @@ CHECKS = (
     ),
 )
 """The checks of rollouts and of their steps."""
+ONE_MODEL = "answers of one model"
+NEEDS = {check.name: check.needs or missing.STEPS for check in CHECKS} | {ONE_MODEL: "the server's name of its model"}
+"""What a check, by its name, needs of a source; where steps are not recorded, a check of them has nothing to count."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class CollectionChecks:
                 for check, tally in self._tallies.items()
             ),
             CollectionCheck(
-                "answers of one model",
+                ONE_MODEL,
                 arms.total() - max(arms.values(), default=0),
                 arms.total(),
                 unrecorded=self._unnamed or not arms,
@@ -255,11 +258,13 @@ def _chained(steps: list[Row]) -> bool:
     return True
 
 
-def title(num: int, failed: int, unrecorded: int) -> str:
-    """Return the number of passed checks of `num` as one line; `unrecorded` of them lack data."""
-    applied = num - unrecorded
+def title(num: int, failed: int, unrecorded: Sequence[str]) -> str:
+    """Return the number of passed checks of `num` as one line; the checks of the names `unrecorded` lack data."""
+    applied = num - len(unrecorded)
     passed = f"{applied - failed} of {applied}" if failed else f"all {applied}"
-    more = f"; {unrecorded} more need{'s' if unrecorded == 1 else ''} what was not recorded" if unrecorded else ""
+    facts = ", ".join(dict.fromkeys(NEEDS.get(name, name) for name in unrecorded))
+    needs = "needs" if len(unrecorded) == 1 else "need"
+    more = f"; {len(unrecorded)} more {needs} what was not recorded ({facts})" if unrecorded else ""
     return f"Collection checks: {passed} passed{more}"
 
 
@@ -267,11 +272,12 @@ def table(checks: Sequence[CollectionCheck]) -> str:
     """Return the number of passed checks, and a line for each check with failures or unrecorded rows."""
     cells = []
     for each in checks:
-        unrecorded = f", {each.unrecorded} not recorded" if each.unrecorded else ""
-        if each.verdict != "not recorded" and (each.failed or unrecorded or not each.ok):
-            cells.append((each.verdict, each.name, f"{each.total - each.failed} of {each.total}{unrecorded}"))
-    verdicts = [each.verdict for each in checks]
-    head = title(len(checks), verdicts.count("FAIL"), verdicts.count("not recorded"))
+        more = f", {each.unrecorded} not recorded" if each.unrecorded else ""
+        if each.verdict != "not recorded" and (each.failed or more or not each.ok):
+            cells.append((each.verdict, each.name, f"{each.total - each.failed} of {each.total}{more}"))
+    num_failed = sum(not each.ok for each in checks)
+    unrecorded = [each.name for each in checks if each.verdict == "not recorded"]
+    head = title(len(checks), num_failed, unrecorded)
     return "\n".join([head, *([aligned(cells)] if cells else [])])
 
 

@@ -159,11 +159,12 @@ def test_prompts_are_shown_from_where_they_differ_and_no_wider_than_the_terminal
 
 
 def test_checks_that_passed_are_counted_beside_those_that_failed(tmp_path):
-    checks = {"one": [1, 2], "other": [2, 2], "unknown": [0, 0]}
+    checks = {"one": [1, 2], "other": [2, 2], "log-probs finite, <= 0": [0, 0]}
     ended = RunOutcome(ok=False, summary={"collection_checks": checks, "failed_checks": ["one"]})
     run = written(tmp_path, "collect/20260102T030405Z-x", [(ROLLOUT, [{"rollout_id": "t#0"}])], outcome=ended)
     shown = call(tmp_path, "show", run).stdout.splitlines()
-    assert shown[:2] == [str(run), "Collection checks: 1 of 2 passed; 1 more needs what was not recorded"]
+    title = "Collection checks: 1 of 2 passed; 1 more needs what was not recorded (log-probs)"
+    assert shown[:2] == [str(run), title]
     assert "  passed     1 other check" in shown and "  FAIL       one, 1 of 2" in shown
 
 

@@ -1,6 +1,7 @@
 """Logs of every format: they compare as their imports do, and no damage is a crash or a silent answer."""
 
 import copy
+import gzip
 import json
 import random
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.refusals import refused
 from support.score_logs import IMPORTED, TABLES, make
 from support.transcripts import imported
 
@@ -20,7 +22,7 @@ from composer_stages.comparison import report
 from composer_stages.comparison.config import Config
 from composer_stages.comparison.decision import LogComparison, compare
 from composer_stages.comparison.sides import read_sides
-from composer_stages.errors import ComposerError
+from composer_stages.errors import BadInput, ComposerError
 
 A = [float(at % 2) for at in range(24)]
 B = [*(float(at % 4 != 0) for at in range(23)), None]
@@ -50,18 +52,45 @@ def test_logs_and_their_imports_give_the_same_numbers(tmp_path: Path, name: str)
 # Damage.
 
 
+def cut_text(content: bytes) -> bytes:
+    return content.rstrip()[: -max(len(content) // 5, 3)]
+
+
+def cut_gzip(content: bytes) -> bytes:
+    return gzip.compress(content)[:-20]
+
+
+@pytest.mark.parametrize("end", [cut_text, cut_gzip])
 @pytest.mark.parametrize("name", [*IMPORTED, *TABLES])
-def test_a_log_that_was_cut_off_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_log_that_was_cut_off_is_refused(tmp_path: Path, name: str, end: Callable[[bytes], bytes]) -> None:
     """Text files are cut within a line: what is left would be another, smaller set of tasks."""
     whole, cut = (make(tmp_path / side, name, A) for side in "ab")
     files = [cut] if cut.is_file() else [*filter(Path.is_file, cut.rglob("*"))]
     texts = [path for path in files if path.suffix in (".json", ".jsonl", ".csv")]
     for path in texts:
-        path.write_bytes(path.read_bytes().rstrip()[: -max(len(path.read_bytes()) // 5, 3)])
+        path.write_bytes(end(path.read_bytes()))
     if texts:
         with pytest.raises(ComposerError) as refusal:
             compared(whole, cut)
         assert refusal.value.exit_code in (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "unreadable"),
+        (b'{"messages": [', "line-no-json"),
+        (b"\x89PNG\r\n\x1a\n", "not-text"),
+        (b"[" * 5000, "line-no-json"),
+    ],
+)
+def test_a_damaged_file_beside_logs_is_refused_by_its_name(tmp_path: Path, content: bytes, code: str) -> None:
+    """It may be a log of the side, whose tasks would count as missing."""
+    whole, damaged = (make(tmp_path / side, "verifiers", A) for side in "ab")
+    folder = damaged if damaged.is_dir() else damaged.parent
+    assert compared(whole, folder).differences[0].num_tasks == len(A)
+    (folder / "more.jsonl").write_bytes(content)
+    refused(lambda: compared(whole, folder), BadInput, "more.jsonl", code=f"comparison.{code}")
 
 
 Mutation = Callable[[random.Random, list[Any]], list[Any]]

@@ -365,6 +365,24 @@ def test_a_folder_with_one_table_is_that_table(tmp_path: Path) -> None:
     refused(lambda: read(tmp_path / "b.txt"), BadInput, ".csv", code="comparison.line-no-json", line=1)
 
 
+def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    """Arrow reads such bytes as text; that they are none shows where an id is used."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"id": "t0", "score": 1}\n{"id": "caf\xe9", "score": 1}\n')
+    refused(lambda: read(path), BadInput, "a.jsonl:2", code="comparison.not-text", line=2)
+    ids = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.array([0, 2, 6], pa.int32()).buffers()[1], pa.py_buffer(b"t0caf\xe9")]
+    )
+    pq.write_table(pa.table({"id": ids, "score": [1, 0]}), tmp_path / "a.parquet")
+    refused(lambda: read(tmp_path / "a.parquet"), BadInput, "a.parquet", code="comparison.unreadable")
+
+
+def test_a_document_that_ends_too_early_is_named_without_an_empty_quotation(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[{"id": "t0", "score": 1},\n')
+    refused(lambda: read(path), BadInput, "the text ends there", code="comparison.line-no-json", line=2)
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     packed = gzip.compress(b"id,score\n" + b"".join(b"t%d,1\n" % at for at in range(50)))
     for end in (2, 12, 40, len(packed) - 4):

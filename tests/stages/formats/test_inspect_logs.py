@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from support.refusals import refused
 from support.transcripts import action, assistant, document, payloads, read, tool, user
 
 from composer_stages.comparison import logs
+from composer_stages.errors import BadInput
 from composer_stages.formats.measurement import State
 from composer_stages.runs import store
 
@@ -165,16 +167,19 @@ def test_a_comparison_reads_summaries_in_the_place_of_transcripts(tmp_path: Path
         ),
     ):
         path = archive(tmp_path / f"{layout}.eval", {at: json.dumps(item).encode() for at, item in enumerate(samples)})
-        spoilt = archive(
-            tmp_path / f"spoilt-{layout}.eval", {**dict.fromkeys(range(8), b"{"), 0: json.dumps(samples[0]).encode()}
-        )
-        for file, full in ((path, samples), (spoilt, samples[:6])):
+        documents = {at: json.dumps(samples[at]).encode() if at in (0, 6, 7) else b"{" for at in range(8)}
+        spoilt = archive(tmp_path / f"spoilt-{layout}.eval", documents)
+        damaged = archive(tmp_path / f"damaged-{layout}.eval", {**documents, 6: b"{"})
+        for file in (path, spoilt, damaged):
             with zipfile.ZipFile(file, "a") as packed:
                 for name, content in entries.items():
                     packed.writestr(name, json.dumps(content))
+            if file is damaged:
+                refused(lambda file=file: logs.read(str(file)), BadInput, "samples/6", code="comparison.unreadable")
+                continue
             items = logs.read(str(file)).items.to_pylist()
-            assert [row["task"] for row in items] == [f"popularity/{item['id']}" for item in full]
-            assert [row["question"] for row in items] == [store.digest(item["input"].split())[:16] for item in full]
+            assert [row["task"] for row in items] == [f"popularity/{item['id']}" for item in samples]
+            assert [row["question"] for row in items] == [store.digest(item["input"].split())[:16] for item in samples]
         scores = logs.read(str(path)).scores["match"].to_pylist()
         assert scores == [1 - at % 2 for at in range(8)] and logs.read(str(path)).items["reason"][5].as_py() is not None
         assert all(turn.action for rollout in read(path)[0] for turn in rollout.turns), "an import has the transcripts"

@@ -1,5 +1,6 @@
 """The collection checks of imported rows: what a source cannot tell is neither passed nor failed."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,9 +84,11 @@ def test_a_mixed_import_counts_both() -> None:
 def test_a_table_lists_only_checks_that_some_row_failed() -> None:
     passed, within = (collection_checks.CollectionCheck("a", num, 10, 0.2) for num in (0, 2))
     beyond, nothing = (collection_checks.CollectionCheck("b", *counts) for counts in ((1, 10, 0.0), (0, 0, 0.0, 10)))
+    steps = collection_checks.CollectionCheck("state hash chain", 0, 0, unrecorded=10)
     assert collection_checks.table([passed, passed]) == "Collection checks: all 2 passed"
-    head, *lines = collection_checks.table([passed, within, beyond, nothing]).splitlines()
-    assert head == "Collection checks: 2 of 3 passed; 1 more needs what was not recorded"
+    nothing = replace(nothing, name="answers not filtered")
+    head, *lines = collection_checks.table([passed, within, beyond, nothing, steps]).splitlines()
+    assert head == "Collection checks: 2 of 3 passed; 2 more need what was not recorded (finish reasons, steps)"
     assert [line.split(maxsplit=2) for line in lines] == [["ok", "a", "8 of 10"], ["FAIL", "b", "9 of 10"]]
 
 
