@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import isclose
 from typing import Literal
 
 import numpy as np
@@ -43,6 +44,7 @@ from composer_stages.comparison.ranks import Ranking, rank
 from composer_stages.comparison.reconciliation import Reconciled, reconcile, require, weigh
 from composer_stages.comparison.repeats import Noise, are_repeats, measure_noise
 from composer_stages.comparison.sides import TaskMatch, choose_score, match, sampling, told_apart
+from composer_stages.comparison.tables import TOTAL
 from composer_stages.comparison.words import describe_reasons
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.evaluation.difference import Difference
@@ -55,6 +57,8 @@ COUNTING_AS_FAILED = frozenset({SWE_BENCH, TERMINAL_BENCH})
 """The environments whose own tables count what has no verdict as failed."""
 PERCENT, FEW_PERCENT = 100, 5
 """The top of a scale in percent, and the median above which scores are no shares of 1."""
+NEAR_TOTAL = 0.01
+"""By how much a row of totals may be rounded."""
 MARKS = (-1, -9, -99, -100, -999, -9999, 999, 9999)
 """Values by which programs and judges mark that there is no score."""
 
@@ -178,6 +182,7 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     if not len(scores):
         reasons = Counter(reason for log in matched for reason in log.items["reason"].to_pylist())
         raise BadInput("comparison.no-scores", reasons=describe_reasons(reasons))
+    refuse_totals(matched)
     if not config.scale:
         refuse_other_scales(matched)
         refuse_marks(matched)
@@ -306,6 +311,19 @@ def refuse_marks(sides: Sequence[ReadLog]) -> None:
             is_scale = high <= 1 or high == PERCENT or low >= 1  # as scores have, and numbers of other things do not
             if low >= 0 and (high <= mark / PERCENT if mark > 0 else is_scale):
                 raise BadInput("comparison.mark", name=log.name, mark=mark, number=number, low=low, high=high)
+
+
+def refuse_totals(sides: Sequence[ReadLog]) -> None:
+    """Raise `BadInput` where a row of a table is named so, and is the mean or the sum of all others."""
+    for log in (log for log in sides if log.id_columns):
+        values = log.items["score"].to_numpy()
+        for at in np.flatnonzero(pc.match_substring_regex(log.items["task"], TOTAL)):
+            others = np.delete(values, at)
+            others = others[~np.isnan(others)]
+            together = (others.mean(), PERCENT * others.mean(), others.sum()) if len(np.unique(others)) > 1 else ()
+            if any(isclose(values[at], number, rel_tol=NEAR_TOTAL) for number in together):
+                name, score = log.items["task"][int(at)].as_py(), float(values[at])
+                raise BadInput("comparison.total-row", path=log.label, id=name, score=score)
 
 
 def find_scale(sides: Sequence[ReadLog], occurring: tuple[float, float], config: Config) -> tuple[float, float] | None:

@@ -55,13 +55,15 @@ KNOWN = frozenset(chain(SPACES, *NAMES.values(), *COSTS.values()))
 SHARED = re.compile(DATA["patterns"]["shared"], re.IGNORECASE | re.VERBOSE)
 """Columns whose values several tasks may share, which are then no independent evidence."""
 NO_ERROR: str = DATA["patterns"]["no_error"]
+TOTAL: str = DATA["patterns"]["total"]
 MEASURING = re.compile("|".join(DATA["patterns"]["measuring"]))
 """Settings by which two sides were asked or counted differently."""
 NULLS = pcsv.ConvertOptions().null_values
 WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 """Truth values in CSV, which has no types."""
-ROUNDED = r"^-?\d\.\d{6,}[eE]\+?\d+$"
-"""An integer that some program has held as a floating-point number, and with it its neighbours."""
+ROUNDED = r"^-?\d(?:\.\d+)?[eE]\+\d\d+$|^-?\d\.\d{6,}[eE]\d+$"
+"""An integer that some program has held as a floating-point number, and with it its neighbours: Excel has 5 digits."""
+UUID = "extension<arrow.uuid>"
 CHUNK = 1 << 16
 DAMAGE = (EOFError, zlib.error, OSError, pa.ArrowException)
 
@@ -78,7 +80,7 @@ class Columns:
 
     def reads(self, name: str) -> bool:
         """Return whether a column of the file is read, by its name."""
-        asked = {*self.ids, *self.outer, *self.scores, self.unit}
+        asked = {*self.ids, *self.outer, *self.scores, self.unit} - {""}
         return (
             name in KNOWN
             or name in asked
@@ -153,7 +155,10 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
             raise UsageError("comparison.no-id-column", path=path, column=name, columns=names, outer=outer)
     if columns.unit and columns.unit not in names:
         raise UsageError("comparison.no-unit-column", label=path, column=columns.unit, columns=names)
-    texts = {name: _text(table[name]) for name in names if name not in SCORES}
+    try:
+        texts = {name: _text(table[name]) for name in names if name not in SCORES}
+    except pa.ArrowInvalid as error:
+        raise BadInput("comparison.not-text", path=path, line=0, encoding="utf-8", problem=str(error)) from None
 
     def first(options: Sequence[str], *but: str) -> Any:
         name = next((name for name in options if name in texts and name not in but), None)
@@ -224,8 +229,8 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
         return _load_csv(path, source, columns)
     with source.unpacked() as file:
         is_parquet = file.read(4) == b"PAR1"
-    first, damage = None, list[Drop]()
-    for item in source.records():
+    first, damage, records = None, list[Drop](), source.records()
+    for item in records:
         if not isinstance(item, Drop):
             first = item[1]
             break
@@ -235,6 +240,9 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
     if not isinstance(first, dict) or any(reading.fits(reader, first) for reader in readers("auto")):
         return None
     if not is_parquet:
+        has_id = columns.ids or any(isinstance(first.get(name), str | int | float) for name in NAMES["ids"])
+        if not has_id and next(records, None) is None:
+            raise BadInput("comparison.one-object", path=path, keys=[*first])
         return _load_json(path, source, columns)
     try:
         rows = pq.ParquetFile(source.path, pre_buffer=False)
@@ -253,6 +261,8 @@ def unreadable(path: str, damage: Drop) -> BadInput:
             return BadInput("comparison.not-text", **at, encoding="utf-8", problem=damage.detail)
         case "not_json" | "too_deep":
             return BadInput("comparison.line-no-json", **at, detail=damage.detail)
+        case "unread_kind":
+            return BadInput("comparison.unread-kind", path=path, problem=damage.detail)
         case _:
             return BadInput("comparison.unreadable", path=path, problem=damage.detail)
 
@@ -310,8 +320,8 @@ def _load_plain_csv(path: str, source: Source, columns: Columns, delimiter: str)
     """
     with source.unpacked() as file:
         text = file.read()
-    first = text[: text.find(b"\n")].rstrip(b"\r")
-    if not first.isascii() or b"\0" in first or delimiter.encode() not in first or first.count(b'"') % 2:
+    first = text.partition(b"\n")[0].removesuffix(b"\r")
+    if not first.isascii() or re.search(rb"[\0\r]", first) or delimiter.encode() not in first or first.count(b'"') % 2:
         return None
     characters = np.frombuffer(b"\n%b\n" % text, np.uint8)
     quotes, ends = np.flatnonzero(characters == ord('"')), np.frombuffer(b"\r\n" + delimiter.encode(), np.uint8)
@@ -438,6 +448,8 @@ def _as_text(value: Any) -> str | None:
 
 
 def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if str(column.type) == UUID:
+        return pa.chunked_array([pa.array([value and str(value) for value in column.to_pylist()], pa.string())])
     return pc.cast(column, pa.string())
 
 

@@ -48,6 +48,15 @@ BATCH_BYTES = 2 * MOST_BYTES
 """Limit on bytes of a column in a batch of rows."""
 Loads = Callable[[bytes], Any]
 LFS = b"version https://git-lfs.github.com/spec/"
+UNREAD = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"7z\xbc\xaf": "7-Zip",
+    b"SQLite format 3": "SQLite",
+    b"ARROW1": "Arrow",
+}
+"""Kinds of files that are not read, by how they begin."""
 HEADERS = ("header.json", "_journal/start.json")
 """Members of an Inspect archive that hold its header, the first that is there."""
 SUMMARIES, JOURNAL = "summaries.json", "_journal/summaries/"
@@ -94,6 +103,8 @@ class Source(FileLocation):
         # By content, not by name: data sets store JSON Lines as `.json` and gzip without `.gz`.
         if head.startswith(LFS):
             yield self.make_drop(1, "git_lfs_pointer", Sentence("formats.lfs-pointer"))
+        elif kind := next((kind for begin, kind in UNREAD.items() if head.startswith(begin)), None):
+            yield self.make_drop(1, "unread_kind", Sentence("formats.unread-kind", kind=kind))
         elif head.startswith(b"PAR1"):
             number = 0
             try:
@@ -148,6 +159,9 @@ class Source(FileLocation):
             with zipfile.ZipFile(self.path) as archive:
                 # Without `header.json` the evaluation is still running or was killed: only its start is recorded.
                 names = {*archive.namelist()}
+                if not {*HEADERS} & names:
+                    yield self.make_drop(1, "unread_kind", Sentence("formats.unread-kind", kind="zip"))
+                    return
                 header = _header(archive, names)
                 # Each sample has the header: what grows with their number would be read in its square.
                 header.get("eval", {}).get("dataset", {}).pop("sample_ids", None)

@@ -1,7 +1,11 @@
 """Tables of ids and scores are read to the character, and what is doubtful in them is refused by its row or line."""
 
+import bz2
 import gzip
-from collections.abc import Mapping, Sequence
+import lzma
+import uuid
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -283,8 +287,13 @@ QUOTED = 'id,score,note\nt0,1,"a, ""b""\nand c"\nt1,0,"{}"\n'
         (gzip.compress(QUOTED.format("ü").encode("utf-16")), [1, 0]),
         (b"\n\nid,score\n\nt0, TRUE \nt1,NaN\n\nt2,inf\nt3,-1e-3\nt4,\nt5,N/A", [1, None, None, -0.001, None, None]),
         (b"id,note,score,note\nt0,a,0.5,b\n", [0.5]),
+        (b"id,score,,\nt0,0.5,,\n", [0.5]),
+        (b"id,score\rt0,1\rt1,0", [1, 0]),
     ],
-    ids=["quoted", "long", "bom", "utf-16", "utf-16 without mark", "gzip", "blank lines", "another column twice"],
+    ids=[
+        *("quoted", "long", "bom", "utf-16", "utf-16 without mark", "gzip", "blank lines", "another column twice"),
+        *("columns without a name", "lines of old Macs"),
+    ],
 )
 def test_csv_is_read_whatever_wrote_it(tmp_path: Path, content: bytes, scores: list[float | None]) -> None:
     (tmp_path / "a.csv").write_bytes(content)
@@ -308,9 +317,11 @@ def test_csv_is_read_whatever_wrote_it(tmp_path: Path, content: bytes, scores: l
         ("id,score,score\nt0,1,0\n", "column-twice", {"column": "score"}),
         ("id,score,id\nt0,1,0\n", "column-twice", {"column": "id"}),
         ("id,score\n1.2345678901234568e+19,1\n", "rounded-id", {"row": 1, "id": "1.2345678901234568e+19"}),
+        ("id,score\nt0,1\n1.23457E+18,1\n", "rounded-id", {"row": 2, "id": "1.23457E+18"}),
         ("id,metric,value\nt0,acc,1\nt0,,1\n", "empty-id", {"row": 2, "column": "metric"}),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "unreadable", {}),
         ("id,score\n", "no-row", {}),
+        ("id,score", "no-row", {}),
         ("", "no-row", {}),
     ],
 )  # fmt: skip
@@ -338,6 +349,54 @@ def test_what_is_no_row_of_json_is_refused_with_its_place(
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines) + "\n")
     refused(lambda: read(path), BadInput, "a.jsonl", code=f"comparison.{code}", **values)
+
+
+@pytest.mark.parametrize(
+    ("document", "keys"),
+    [
+        ({"id": {"0": "t0", "1": "t1"}, "score": {"0": 1, "1": 0}}, ["id", "score"]),
+        ({"id": ["t0", "t1"], "score": [1, 0]}, ["id", "score"]),
+        ({"columns": ["id", "score"], "data": [["t0", 1]]}, ["columns", "data"]),
+        ({"t0": True, "t1": False}, ["t0", "t1"]),
+    ],
+    ids=["by columns of pandas", "by columns", "of W&B", "by ids"],
+)
+def test_a_table_that_is_one_object_is_refused(tmp_path: Path, document: dict[str, Any], keys: list[str]) -> None:
+    path = jsonl(tmp_path / "a.json", document)
+    refused(lambda: read(path), BadInput, "a.json", "orient='records'", code="comparison.one-object", keys=keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "refuses"),
+    [("mean", 0.65, True), (" Total ", 13, True), ("overall avg.", 65, True), ("mean", 1, False), ("t", 0.65, False)],
+)
+def test_a_row_of_totals_is_no_task(tmp_path: Path, name: str, score: float, refuses: bool) -> None:
+    rows = [{"id": at, "score": int(at % 3 > 0)} for at in range(20)]
+    a, b = made(tmp_path / "a.csv", rows), made(tmp_path / "b.csv", [*rows, {"id": name, "score": score}])
+    if refuses:
+        refused(lambda: compared(a, b), BadInput, "b.csv", code="comparison.total-row", id=name, score=score)
+    else:
+        assert compared(a, b)[0] == 20
+
+
+def test_ids_that_are_bytes_are_their_text(tmp_path: Path) -> None:
+    numbers = [uuid.UUID(int=2**127 + at) for at in range(3)]
+    of_bytes = pa.array([number.bytes for number in numbers], pa.binary(16))
+    tables = {"text": pa.array([b"a", b"b", b"c"]), "bytes": of_bytes, "uuid": of_bytes.cast(pa.uuid())}
+    for name, column in tables.items():
+        pq.write_table(pa.table({"id": column, "score": [1, 0, 1]}), tmp_path / f"{name}.parquet")
+    assert read(tmp_path / "text.parquet").items["task"].to_pylist() == ["a", "b", "c"]
+    assert read(tmp_path / "uuid.parquet").items["task"].to_pylist() == [*map(str, numbers)]
+    refused(lambda: read(tmp_path / "bytes.parquet"), BadInput, "bytes.parquet", code="comparison.not-text")
+
+
+@pytest.mark.parametrize("packed", [bz2.compress, lzma.compress, lambda rows: b"SQLite format 3\0" + rows])
+def test_kinds_of_files_that_are_not_read_are_named(tmp_path: Path, packed: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "a.jsonl.x").write_bytes(packed(b'{"id": 1, "score": 1}'))
+    refused(lambda: read(tmp_path / "a.jsonl.x"), BadInput, code="comparison.unread-kind")
+    with zipfile.ZipFile(tmp_path / "a.csv.zip", "w") as archive:
+        archive.writestr("a.csv", "id,score\n1,1\n")
+    refused(lambda: read(tmp_path / "a.csv.zip"), BadInput, "zip", code="comparison.unread-kind")
 
 
 @FORMATS
