@@ -187,10 +187,10 @@ class CodeEnv:
         """Execute an answer; the observation names the first visible assertion that fails, and no hidden one."""
         self._given += 1
         last = "answered" if self._given == self.answers else None
-        code = find_program(text, self._problem.function)
+        function = self._problem.function.partition("(")[0]  # the class of a method
+        code = find_program(text, function)
         if code is None:
             self._source, self._well_formed = None, False
-            function = self._problem.function
             if reason := find_error(text, function):
                 error = Sentence("envs.code.code-not-python", function=function, reason=reason)
             else:

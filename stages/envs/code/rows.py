@@ -14,7 +14,8 @@ import ast
 import builtins
 import doctest
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -177,7 +178,7 @@ def _own(row: Row) -> CodeProblem:
             raise UnknownFormat(no_such_field(name, OWN))
     tests = _texts(row, "tests")
     solution = _text(row, "solution") if row.get("solution") is not None else ""
-    function = _text(row, "entry_point") if row.get("entry_point") is not None else ""
+    function = _entry_point(row) if row.get("entry_point") is not None else ""
     name = _text(row, "id") if row.get("id") is not None else ""
     return _of_assertions(name, _text(row, "prompt"), tests, solution, function=function, test="\n".join(tests))
 
@@ -200,11 +201,14 @@ def _of_assertions(
     except CannotAsk as reason:
         refused = str(reason)
     task = f"{text.strip()}\n{_first(tests).strip()}"
+    shown = shown or _first(tests)
+    if (maker := function.rpartition(".")[0]) and not refused:  # tests call a method by its name alone
+        test, shown = (part.replace(f"{maker}.", "") for part in (test, shown))
     return CodeProblem(
         name or store.digest([task, test])[:12],
         task,
         function,
-        shown or _first(tests),
+        shown,
         test,
         solution=solution,
         refused=refused,
@@ -240,7 +244,7 @@ def _evalplus(row: Row) -> CodeProblem:
 
 def _signature(row: Row) -> dict[str, Any]:
     """Return the parts of a problem whose prompt is the beginning of a program."""
-    prompt, function = _text(row, "prompt"), _text(row, "entry_point")
+    prompt, function, solution = _text(row, "prompt"), _entry_point(row), _text(row, "canonical_solution")
     task = f"```python\n{prompt.strip()}\n```"
     return {
         "problem_id": str(row.get("task_id") or store.digest(task)[:12]).replace("/", "-"),
@@ -248,8 +252,16 @@ def _signature(row: Row) -> dict[str, Any]:
         "function": function,
         "shown": _examples(prompt, function),
         "before": _before(prompt, function),
-        "solution": prompt + _text(row, "canonical_solution"),
+        "solution": whole if statements(whole := prompt + solution) else solution,
     }
+
+
+def _entry_point(row: Row) -> str:
+    """Return the function that a row names; of a method, as LeetCode's rows have it, the call on a new object."""
+    text = _text(row, "entry_point").strip()
+    if (parts := re.fullmatch(r"([^\W\d]\w*)(?:(?:\(\))?\.([^\W\d]\w*))?", text)) is None:
+        raise UnknownFormat("envs.code.not-a-function", text=text[:60])
+    return f"{parts[1]}().{parts[2]}" if parts[2] else text
 
 
 def _examples(prompt: str, function: str) -> str:
@@ -266,17 +278,23 @@ def _examples(prompt: str, function: str) -> str:
 
 
 def _before(prompt: str, function: str) -> str:
-    """Return the lines of a prompt before its function: imports and functions that it may use."""
-    for node in _functions(prompt):
-        if node.name == function:
+    """Return the lines of a prompt before its function: imports and functions that it may use.
+
+    All lines where it holds no such function, and none of a prompt that is no Python.
+    """
+    name = function.partition("(")[0]
+    definitions = statements(prompt) or _statements(f"{prompt}\n    pass\n")  # without a docstring it is no program
+    for node in definitions:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return "".join(prompt.splitlines(keepends=True)[: node.lineno - 1 - len(node.decorator_list)])
-    return ""
+    return prompt if definitions else ""
 
 
 def _function(tests: Sequence[str], solution: str) -> str:
     """Return the name of the function that all assertions call; of several the first that the solution defines."""
     tests = [test for test in tests if _asserts(test)] or tests
-    called = [[name for node in _statements(test) for name in _called(node)] for test in tests]
+    classes = {node.name for node in _statements(solution) if isinstance(node, ast.ClassDef)} or {"Solution"}
+    called = [[name for node in _statements(test) for name in _called(node, classes)] for test in tests]
     in_all = [name for name in dict.fromkeys(called[0]) if all(name in names for names in called)]
     defined = {node.name for node in _functions(solution)}
     candidates = [name for name in in_all if name in defined] or [
@@ -287,9 +305,11 @@ def _function(tests: Sequence[str], solution: str) -> str:
     return candidates[0]
 
 
-def _called(node: ast.AST) -> list[str]:
-    calls = [inner for inner in ast.walk(node) if isinstance(inner, ast.Call)]
-    return [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+def _called(node: ast.AST, classes: Collection[str]) -> list[str]:
+    """Return the names of functions that a test calls, and of methods of new objects: Solution().twoSum."""
+    called = [inner.func for inner in ast.walk(node) if isinstance(inner, ast.Call)]
+    texts = map(ast.unparse, called)
+    return [text for text in texts if text.isidentifier() or text.partition("().")[0] in classes]
 
 
 def _functions(source: str) -> list[ast.FunctionDef]:
@@ -302,7 +322,7 @@ def _statements(source: str) -> list[ast.stmt]:
 
 def _text(row: Row, name: str) -> str:
     if not isinstance(value := row.get(name), str) or not value.strip():
-        raise UnknownFormat(f"{name} is {value!r:.40}, not a text")
+        raise UnknownFormat("envs.code.not-a-text", name=name, value=value)
     return value
 
 

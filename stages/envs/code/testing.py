@@ -13,6 +13,7 @@ import importlib.util
 import json
 import math
 import re
+import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -43,9 +44,11 @@ SLOW = replace(LIMITS, wall_s=120.0, cpu_s=40, memory_mb=2048, output_bytes=1 <<
 MOST_ROUNDS = 5
 ALLOWED = ("numpy",)
 """Packages that tests may use: EvalPlus compares floats by numpy."""
+KNOWN_MODULES = sys.stdlib_module_names | {*ALLOWED}
 KNOWN_TYPES = (int, float, complex, str, bytes, list, tuple, dict, set, range, Counter, deque, Fraction, Decimal)
 ATTRIBUTES = frozenset(chain.from_iterable(map(dir, KNOWN_TYPES)))
 
+RUNNER = re.compile(r"\b(?:unittest|pytest)\.main\(")
 OBSERVING = frozenset(
     {"redirect_stdout", "redirect_stderr", "stdout", "stderr", "capsys", "patch", "monkeypatch", "environ"}
 )
@@ -70,8 +73,11 @@ def check_test(test: str, function: str, before: str = "") -> None:
         raise CannotAsk("envs.code.not-python", error=error) from None
     except (RecursionError, MemoryError):
         raise CannotAsk("envs.code.nested-too-deep") from None
+    function = called_name(function)
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     bound = {name for node in (*nodes, *ast.walk(given)) for name in _bound(node)}
+    if absent := [name for node in nodes for name in _imported(node, function) if name not in KNOWN_MODULES]:
+        raise CannotAsk("envs.code.imports-package", name=absent[0])
     used = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
     if unknown := [name for name in used if name not in bound | {function} and not hasattr(builtins, name)]:
         raise CannotAsk("envs.code.undefined-name", name=unknown[0])
@@ -82,6 +88,8 @@ def check_test(test: str, function: str, before: str = "") -> None:
         raise CannotAsk("envs.code.no-call", function=function)
     if not any(map(_is_assertion, nodes)):
         raise CannotAsk("envs.code.asserts-nothing")
+    if unrun := next(_unrun(tree), ""):
+        raise CannotAsk("envs.code.test-not-run", name=unrun)
     of_calls = {
         name for node in nodes if isinstance(node, ast.Assign) and node.value in calls for name in _targets(node)
     }
@@ -107,10 +115,39 @@ def _targets(node: ast.Assign) -> list[str]:
 
 
 def _is_assertion(node: ast.AST) -> bool:
-    """Return whether a node of a test may fail it: `assert`, `raise`, or a call of `assert_allclose` and its like."""
+    """Return whether a node of a test may fail it: `assert`, `raise`, or a call of `assertEqual` and its like."""
     called = node.func if isinstance(node, ast.Call) else None
     name = str(getattr(called, "attr", getattr(called, "id", "")))
-    return isinstance(node, ast.Assert | ast.Raise) or name.startswith("assert_")
+    return isinstance(node, ast.Assert | ast.Raise) or re.match("assert[A-Z_]", name) is not None
+
+
+def _unrun(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of functions with assertions that nothing runs: neither the test itself, nor who plays it."""
+    used = _used(tree)
+    run = {id(part) for node in tree.body if _is_check(node) or _is_played(node) for part in (node, *_methods(node))}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and id(node) not in run and node.name not in used:
+            yield from [node.name] if any(map(_is_assertion, ast.walk(node))) else []
+
+
+def _used(tree: ast.Module) -> set[str]:
+    loads = (node for node in ast.walk(tree) if isinstance(getattr(node, "ctx", None), ast.Load))
+    return {str(getattr(node, "attr", getattr(node, "id", ""))) for node in loads}
+
+
+def _is_played(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.ClassDef]:
+    """Return whether a statement defines a test that pytest or unittest runs: a function without arguments, a class."""
+    if isinstance(node, ast.ClassDef):
+        return any("TestCase" in ast.unparse(base) for base in node.bases)
+    if not isinstance(node, ast.FunctionDef) or not node.name.startswith("test"):
+        return False
+    return len(node.args.posonlyargs + node.args.args) == len(node.args.defaults)
+
+
+def _methods(node: ast.AST) -> list[ast.FunctionDef]:
+    """Return the tests of a class, and what is run before and behind them."""
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    return [part for part in body if isinstance(part, ast.FunctionDef) and re.match("test|setUp|tearDown", part.name)]
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
@@ -141,15 +178,34 @@ def _short(node: ast.AST) -> str:
 
 
 @lru_cache(maxsize=4096)
-def wrapped(test: str) -> CodeType:
-    """Return a test whose statements report how they ended; calls of `check` are left to who plays it."""
+def wrapped(test: str, function: str) -> CodeType:
+    """Return a test whose statements report how they ended; calls of `check` are left to who plays it.
+
+    Functions and classes of tests that nothing else in it runs are played at its end. It does not import the function.
+    """
     with warnings.catch_warnings(action="ignore"):
         tree = ast.parse(test)
+        tree.body = [node for node in tree.body if not _imports(node, function)]
         checks = [*filter(_is_check, tree.body)]
         if checks:
             tree.body = [node for node in tree.body if node in checks or "check(" not in ast.unparse(node)]
-        tree.body = [*map(_wrapped, tree.body)]
+        played = [node.name for node in filter(_is_played, tree.body) if node.name not in _used(tree)]
+        tree.body = [*map(_wrapped, tree.body), *ast.parse("\n".join(f"_play.run({name})" for name in played)).body]
         return compile(ast.fix_missing_locations(tree), "test", "exec", dont_inherit=True)
+
+
+def _imports(node: ast.stmt, function: str) -> bool:
+    """Return whether a statement imports the function under test, from whatever module it was in."""
+    names = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+    return function in names or ("*" in names and str(getattr(node, "module", "")) not in KNOWN_MODULES)
+
+
+def _imported(node: ast.AST, function: str) -> list[str]:
+    """Return the packages that a statement imports, but for the module of the function under test."""
+    if isinstance(node, ast.Import):
+        return [alias.name.partition(".")[0] for alias in node.names]
+    is_other = isinstance(node, ast.ImportFrom) and not _imports(node, function)
+    return [str(node.module).partition(".")[0]] if is_other else []
 
 
 def _is_check(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
@@ -162,9 +218,12 @@ def _wrapped(statement: ast.stmt) -> ast.stmt:
         statement.body = [*map(_wrapped, statement.body)]
         statement.orelse = [*map(_wrapped, statement.orelse)]
         return statement
-    if _is_check(statement):
-        statement.body = [*map(_wrapped, statement.body)]
+    if _is_check(statement) or _is_played(statement):
+        for function in _methods(statement) or [statement]:
+            function.body = [*map(_wrapped, function.body)]
         return statement
+    if RUNNER.search(ast.unparse(statement)):
+        return ast.Pass()
     simple = (ast.Assert, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Try, ast.With, ast.Delete)
     if not isinstance(statement, simple):
         return statement
@@ -181,6 +240,11 @@ def _wrapped(statement: ast.stmt) -> ast.stmt:
 RETURNED = "_composer_returned"
 PROGRAMS: dict[str, str] = load_toml(__package__, "programs.toml")
 FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
+
+
+def called_name(function: str) -> str:
+    """Return the name by which a test calls a function, which may be a method: twoSum of Solution().twoSum."""
+    return function.rpartition(".")[2]
 
 
 def build_program(before: str, code: str, function: str) -> str:
@@ -286,6 +350,8 @@ def prepare(kind: str, tests: Tests, solution: str) -> Tests:
     parts = _check(kind, tests, [[], []])
     if wrong := [text for _, part in parts for holds, text, numbers in part if not (holds or numbers)]:
         raise CannotAsk("envs.code.false-assertion", expression=shortened(wrong[0]))
+    if parts[1][0] is None:
+        raise CannotAsk("envs.code.no-call", function=tests.function)
     tests = replace(tests, calls=_next_calls(tests.calls, parts))
     if not solution:
         return tests
@@ -339,9 +405,10 @@ def _check(kind: str, tests: Tests, results: Sequence[list[Any]]) -> list[tuple[
     packages = [path for name in ALLOWED if name in tests.before + tests.deciding for path in _package(name)]
     # With a seed, so that the calls are the same each time.
     before = f"{tests.before}\nimport random\nrandom.seed(0)\n" if "random" in tests.deciding else tests.before
-    parts, given = [*map(wrapped, (tests.shown, tests.deciding))], json.loads(encoded(tests.given))
+    parts = [wrapped(part, called_name(tests.function)) for part in (tests.shown, tests.deciding)]
+    given = json.loads(encoded(tests.given))
     source = _checker(kind, tuple(sorted({str(path.parent) for path in packages})))
-    arguments = (before, [*zip(parts, results, strict=True)], tests.function, given)
+    arguments = (before, [*zip(parts, results, strict=True)], called_name(tests.function), given)
     [[answer]] = judge(kind, [Call(source, "play", [arguments])], CHECKING, packages=packages)
     if answer.error is not None:
         raise CannotAsk("envs.code.test-ends", error=answer.error)

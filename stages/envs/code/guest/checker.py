@@ -82,6 +82,19 @@ class Play:
         if error is not None or is_assertion or self.called:
             self.outcomes.append((error is None, text, self.called))
 
+    def run(self, test: Any) -> None:
+        """Run a function of a test, or the tests of a class of unittest."""
+        if not isinstance(test, type):
+            test()
+            return
+        import unittest
+
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(test).run(result)
+        # Of what is outside of the statements that report themselves.
+        errors = [text.strip().splitlines()[-1][:200] for _, text in (*result.errors, *result.failures)]
+        self.outcomes += [(False, text, []) for text in errors if not self.unknown]
+
 
 def _become(argument: Any, changed: Any) -> None:
     """Give a container the content that the program under test left in its own copy."""
@@ -118,7 +131,7 @@ def play(
         names: dict[str, Any] = {"__name__": "test", "_play": state, **decoded(given)}
         try:
             exec(before, names)  # noqa: S102 (inside the sandbox)
-            names[function] = state.call
+            names |= {function: state.call, "__name__": "__main__"}
             exec(part, names)  # noqa: S102
             check: Any = names.get("check")
             if getattr(getattr(check, "__code__", None), "co_filename", "") == part.co_filename:  # of the test itself

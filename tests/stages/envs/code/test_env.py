@@ -107,6 +107,64 @@ def test_the_last_answer_counts(tmp_path: Path) -> None:
     assert (env.grade().reward, env.grade().protocol_ok) == (1.0, False)
 
 
+CASE = "import unittest\n\nclass T(unittest.TestCase):\n    "
+SOLUTION = "class Solution:\n    def add(self, a, b):\n        return {}"
+METHOD = {"tests": [f"assert Solution().add(1, {n}) == {n + 1}" for n in (1, 2)]}
+
+
+@pytest.mark.parametrize(
+    ("change", "program"),
+    [
+        ({"tests": ["def test_add():\n    assert add(1, 2) == 3\n    assert add(2, 2) == 4"]}, ADD),
+        ({"tests": ["assert add(1, 2) == 3", "if __name__ == '__main__':\n    assert add(2, 2) == 4"]}, ADD),
+        ({"tests": ["from solution import add\ndef test_add(n=2):\n    assert add(n, 2) == 4"]}, ADD),
+        (
+            {
+                "tests": [
+                    "from solution import *\ndef test_add():\n    assert add(2, 2) == 4",
+                    "import unittest\nunittest.main()",
+                ]
+            },
+            ADD,
+        ),
+        ({"tests": [f"{CASE}def test(self):\n        self.assertEqual(add(2, 2), 4)\n\nunittest.main()"]}, ADD),
+        (
+            {"tests": [f"{CASE}def setUp(self):\n        self.x = add(2, 2)\n    def test(self): assert self.x == 4"]},
+            ADD,
+        ),
+        (
+            {
+                "tests": [
+                    f"{CASE}def test(self):\n        with self.subTest():\n            self.assertEqual(add(2, 2), 4)"
+                ]
+            },
+            ADD,
+        ),
+        (METHOD, SOLUTION.format("a + b")),
+        (METHOD | {"entry_point": "Solution().add"}, SOLUTION.format("a + b")),
+        (METHOD | {"entry_point": "Solution.add"}, SOLUTION.format("a + b")),
+        (
+            HUMANEVAL
+            | {"prompt": "from typing import List\n", "entry_point": "Solution().add"}
+            | {"test": "def check(candidate):\n    assert candidate(a=2, b=2) == 4\n"}
+            | {"canonical_solution": SOLUTION.format("a + b")},
+            SOLUTION.format("a + b"),
+        ),
+        (
+            HUMANEVAL
+            | {"prompt": "import math\n\ndef add(a, b):\n    # Adds.\n", "entry_point": "add"}
+            | {"canonical_solution": "    return a + b", "test": "def test_add():\n    assert add(2, 2) == 4"},
+            "def add(a, b):\n    return a + math.floor(b)",
+        ),
+    ],
+)
+def test_assertions_count_wherever_they_stand(tmp_path: Path, change: dict, program: str) -> None:
+    solution = {} if "canonical_solution" in change else {"solution": program.replace("math.floor", "")}
+    row = {"prompt": "Add.", **solution, **change}
+    wrong = program.replace("return a + ", "return 3 or ")
+    assert [graded(opened(tmp_path, row), code).reward for code in (program, wrong)] == [1.0, 0.0]
+
+
 FORGERIES = [
     "import time\ndef add(a, b):\n    time.sleep(60)",
     "class Evil:\n    def __eq__(self, other):\n        return True\ndef add(a, b):\n    return Evil()",
