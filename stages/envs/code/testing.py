@@ -204,8 +204,9 @@ def _imported(node: ast.AST, function: str) -> list[str]:
     """Return the packages that a statement imports, but for the module of the function under test."""
     if isinstance(node, ast.Import):
         return [alias.name.partition(".")[0] for alias in node.names]
-    is_other = isinstance(node, ast.ImportFrom) and not _imports(node, function)
-    return [str(node.module).partition(".")[0]] if is_other else []
+    if isinstance(node, ast.ImportFrom) and not _imports(node, function):
+        return [str(node.module).partition(".")[0]]
+    return []
 
 
 def _is_check(node: ast.stmt) -> TypeGuard[ast.FunctionDef]:
@@ -219,7 +220,7 @@ def _wrapped(statement: ast.stmt) -> ast.stmt:
         statement.orelse = [*map(_wrapped, statement.orelse)]
         return statement
     if _is_check(statement) or _is_played(statement):
-        for function in _methods(statement) or [statement]:
+        for function in _methods(statement) if isinstance(statement, ast.ClassDef) else [statement]:
             function.body = [*map(_wrapped, function.body)]
         return statement
     if RUNNER.search(ast.unparse(statement)):
