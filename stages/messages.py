@@ -83,6 +83,11 @@ def write(parts: MessageParts) -> str:
     return f"{thought}\n\n{body}" if thought and body else thought or body
 
 
+def without_calls(content: str) -> str:
+    """Return content without the calls in it: those that a program gives beside it, too, would count twice."""
+    return write(replace(read(content), calls=()))
+
+
 def with_thought(answer: str, thought: str | None) -> str:
     """Return an answer with the thought that its server gave apart; the answer alone where `read` would not tell it."""
     if not thought:

@@ -7,7 +7,7 @@ from typing import Any
 
 from composer_stages import json_text
 from composer_stages.formats.base import FIELDS, ImportedTurn
-from composer_stages.messages import OMITTED, Message, MessageParts, ToolCall, thought_of, write
+from composer_stages.messages import OMITTED, Message, MessageParts, ToolCall, thought_of, without_calls, write
 
 ROLES = {name: role for role, names in FIELDS["roles"].items() for name in names}
 RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
@@ -35,7 +35,8 @@ def spoken(raw: Mapping[str, Any]) -> MessageParts:
     # OpenAI's form before tools: one call a message.
     calls += [call(raw["function_call"])] if raw.get("function_call") else []
     thoughts = [thought for thought in reasoning if isinstance(thought, str) and thought]
-    return MessageParts(text(visible) if parts else text(raw.get("content")), tuple(calls), "\n".join(thoughts) or None)
+    content = text(visible) if parts else text(raw.get("content"))
+    return MessageParts(without_calls(content) if calls else content, tuple(calls), "\n".join(thoughts) or None)
 
 
 def text(content: Any) -> str:

@@ -187,7 +187,7 @@ MESSAGES = "messages"
 class RefusedField(CallError):
     """A field (`kind`) of the request that the server does not take, or (`permanent`) not with this value.
 
-    `MESSAGES` where it takes no message without text.
+    `MESSAGES` where it takes no message without text, `faults.REASONING` where it takes none without its thoughts.
     """
 
 
@@ -627,10 +627,14 @@ def error_of_fault(
         return RefusedError("policy.redirect", billed_usd=billed_usd, **about)
     if means == faults.MALFORMED_CALL:
         return RejectedError(means, message, billed_usd=billed_usd, text=fault.generation)
+    if means == faults.SIGNATURES:
+        sentence = Sentence("policy.signatures-wanted", status=told or status, message=message)
+        return RejectedError("rejected", sentence, billed_usd=billed_usd)
     if means == faults.CONTEXT:
         return RejectedError(means, sentence, billed_usd=billed_usd)
     is_parameter = means == faults.PARAMETER and status in (400, 415, 422)
-    if field := MESSAGES if means == faults.EMPTY_MESSAGE else refused_field(fault, sent) if is_parameter else None:
+    learnt = {faults.EMPTY_MESSAGE: MESSAGES, faults.THOUGHTS: faults.REASONING}.get(means or "")
+    if field := learnt or (refused_field(fault, sent) if is_parameter else None):
         refused = {"base_url": config.base_url, "field": field, "message": message}
         permanent = RefusedError("policy.field-refused", billed_usd=billed_usd, **refused)
         return RefusedField(field, message, billed_usd=billed_usd, permanent=permanent)

@@ -61,6 +61,7 @@ from composer_stages.policy.requests import (
     QUESTION,
     CallBounds,
     Request,
+    lacks_thoughts,
     max_tokens_field,
     probe_request,
     request_body,
@@ -331,12 +332,15 @@ class EndpointPolicy:
 
         When this is cancelled, a request in flight continues: `drain` waits for it, and its answer is stored.
         """
-        return await self.send(self.request(turn), turn.seed)
+        try:
+            return await self.send(self.request(turn), turn.seed)
+        except RefusedField:  # the request has to be made anew, with thoughts
+            return await self.send(self.request(turn), turn.seed)
 
     def request(self, turn: Turn) -> Request:
         """Return the body of the request for a turn, without the fields that the server was found not to accept."""
         refused = [name for name in PROBED_FIELDS if getattr(self._accepted, name, None) is False]
-        return request_body(self.config, self._max_tokens, turn, refused)
+        return request_body(self.config, self._max_tokens, turn, refused, thoughts=faults.REASONING in self._refused)
 
     async def send(self, request: Request, seed: int) -> Sample:
         """Return the answer to a request that is sent unchanged; see `ask`."""
@@ -354,6 +358,8 @@ class EndpointPolicy:
                     attempt = launch.retry_state.attempt_number
                     return await self._launch_when_free(key, request, attempt)
         except RefusedField as error:
+            if error.kind == faults.REASONING:
+                raise
             if self._halted is error.permanent:
                 raise self._halted from None
             return await self.send(request, seed)
@@ -392,6 +398,10 @@ class EndpointPolicy:
         if field == MESSAGES:
             self._refused[field] = None
             self._tell(Sentence("policy.empty-messages-filled", source=self._waits.source, text=EMPTY))
+            return
+        if field == faults.REASONING:
+            self._refused[field] = None
+            self._tell(Sentence("policy.thoughts-sent-back", source=self._waits.source))
             return
         other = limits.get(field)
         value_refused = not faults.WORDS[faults.UNKNOWN_FIELD].search(str(error))
@@ -556,6 +566,8 @@ class EndpointPolicy:
             await self._undecided.wait()
             await self._slots.acquire()
         try:
+            if faults.REASONING in self._refused and lacks_thoughts(request):  # learnt while this one waited
+                raise RefusedField(faults.REASONING, "")
             await self._host.enter()
             try:
                 reservation = await self._room(usd)

@@ -19,7 +19,8 @@ from composer_stages.data_files import load_toml
 from composer_stages.policy.token_counts import least_tokens
 
 TABLE = load_toml(__package__, "faults.toml")
-CONTEXT, ACCOUNT, KEY, EMPTY_MESSAGE, FILTERED, MALFORMED_CALL, LOGPROBS, PARAMETER, UNKNOWN_FIELD = TABLE
+CONTEXT, ACCOUNT, KEY, EMPTY_MESSAGE, FILTERED, THOUGHTS, SIGNATURES, *_OTHERS = TABLE
+MALFORMED_CALL, LOGPROBS, PARAMETER, UNKNOWN_FIELD = _OTHERS
 WORDS = {name: re.compile("|".join(table["words"]), re.IGNORECASE | re.DOTALL) for name, table in TABLE.items()}
 CODES = ("code", "type", "status", "error_type", "error_code", "__type", "reason", "name", "status_code", "innererror")
 TEXTS = ("message", "msg", "detail", "details", "error", "errors", "error_msg", "status_msg", "error_message", "raw")
@@ -32,6 +33,8 @@ MOST_NUMBER = 10**8
 BY_STATUS = {401: KEY, 402: ACCOUNT, 413: CONTEXT}
 NOT_OF_LENGTH = (404, 429)
 """Statuses of refusals that are never about the length of a prompt, whatever words they use."""
+REASONING = "reasoning_content"
+"""The field of an answer's thoughts, as servers take them back."""
 OPTIONAL = ("seed", "temperature", "max_tokens", "max_completion_tokens", "chat_template_kwargs")
 """Fields of our requests that a server may not take."""
 
@@ -40,7 +43,7 @@ OPTIONAL = ("seed", "temperature", "max_tokens", "max_completion_tokens", "chat_
 class Sent:
     """What was sent: the fewest and the most tokens that the prompt can have, the limit of the answer, the fields.
 
-    has_empty: whether one of its messages has neither text nor calls.
+    has_empty: whether one of its messages has neither text nor calls. has_thoughts: whether answers have theirs beside.
     """
 
     least: int = 0
@@ -48,15 +51,18 @@ class Sent:
     limit: int = 0
     fields: frozenset[str] = frozenset()
     has_empty: bool = False
+    has_thoughts: bool = False
 
     @classmethod
     def of(cls, request: Mapping[str, Any], size: int) -> "Sent":
         """Return what a request of this many bytes holds."""
-        texts = [message.get("content") for message in request.get("messages", ())]
+        messages = request.get("messages", ())
+        texts = [message.get("content") for message in messages]
         limits = [request.get(name) for name in ("max_tokens", "max_completion_tokens")]
         limit = max((n for n in limits if isinstance(n, int)), default=0)
         least = sum(least_tokens(text) for text in texts if isinstance(text, str))
-        return cls(least, size, limit, frozenset(request), any(map(is_empty, request.get("messages", ()))))
+        has_thoughts = any(REASONING in message for message in messages)
+        return cls(least, size, limit, frozenset(request), any(map(is_empty, messages)), has_thoughts)
 
 
 def is_empty(message: Mapping[str, Any]) -> bool:
@@ -136,7 +142,9 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
         return EMPTY_MESSAGE
     if status not in NOT_OF_LENGTH and _is_beyond(fault, sent):
         return CONTEXT
-    for name in (MALFORMED_CALL, ACCOUNT, CONTEXT, KEY, PARAMETER, FILTERED):
+    if not sent.has_thoughts and WORDS[THOUGHTS].search(fault.said):
+        return THOUGHTS
+    for name in (SIGNATURES, MALFORMED_CALL, ACCOUNT, CONTEXT, KEY, PARAMETER, FILTERED):
         if name in (CONTEXT, PARAMETER, FILTERED) and status in NOT_OF_LENGTH:
             continue
         # A refused key is said at once; later in a message such words may be those of the prompt, which is quoted.

@@ -3,6 +3,7 @@
 `UNUSABLE` lists why a body is not an answer, and whether a retry can help.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import orjson
 
 from composer_stages import endings
 from composer_stages.data_files import load_toml
-from composer_stages.messages import MessageParts, ToolCall, read as parts_of, thought_of, write
+from composer_stages.messages import MessageParts, ToolCall, read as parts_of, thought_of, without_calls, write
 from composer_stages.policy.base import PolicyConfig, Sample
 from composer_stages.policy.bills import STOPS, completion_tokens, cost, parse, read_charge, short
 from composer_stages.policy.client import (
@@ -127,9 +128,12 @@ def read(
         # What was filtered or cut to nothing may have no message.
         has_none = word is not None and endings.ending_of(word) != endings.FINISHED
         message = (choice.get("message") or {}) if has_none else choice["message"]
-        spoken, calls, thoughts = _spoken(message), _calls(message), _thoughts(message) or _thoughts(choice)
-        text = write(MessageParts("".join(spoken), calls)) if calls else "".join(spoken)
-        text = normalise_calls(config.tool_calls, text)
+        spoken, thoughts = _spoken(message), _thoughts(message) or _thoughts(choice)
+        # GitHub Copilot puts the words and the calls of one answer into several choices (HKUDS/nanobot#1481).
+        answers = (other.get("message") or {} for other in choices)
+        calls = _calls(message) or tuple(call for answer in answers for call in _calls(answer))
+        text = "".join(spoken)
+        text = write(MessageParts(without_calls(text), calls)) if calls else normalise_calls(config.tool_calls, text)
         # What the model has written itself, without the marks of our own format.
         written = [*spoken, *(piece for call in calls for piece in (call.name, call.arguments))]
         logprobs = _logprobs(choice)
@@ -146,6 +150,8 @@ def read(
         raise _unusable("broken off", Sentence("policy.answer-broken-off", finish=word), usage)
     if ending == endings.UNKNOWN:
         raise _unusable("unknown ending", Sentence("policy.answer-ended-unknown", finish=word), usage)
+    if ending == endings.FINISHED and CALLED.search(word or "") and not parts_of(text).calls:
+        ending = endings.MALFORMED  # the server has lost the call that it tells of (vllm-project/vllm#53255)
     if ending == endings.FINISHED and completion_tokens(body) >= bounds.completion_tokens and parts_of(text).calls:
         ending = endings.CUT  # servers that read calls say that one was made, whether it is whole or not
     model, provider, fingerprint = (
@@ -170,6 +176,8 @@ def read(
     return sample
 
 
+CALLED = re.compile("tool|function", re.IGNORECASE)
+"""In words for an end by a call."""
 STREAM = re.compile(rb"\s*(:[^\n]*\s+)*(data|event|id|retry): ?\S")
 """The beginning of a stream of events, perhaps behind its comments."""
 
@@ -223,10 +231,13 @@ def _ending_word(choice: dict[str, Any]) -> str | None:
 def _logprobs(choice: dict[str, Any]) -> list[float] | None:
     value = choice.get("logprobs")
     tokens = value.get("content") if isinstance(value, dict) else None
+    logprobs = [token.get("logprob") for token in tokens or ()]
     # A text is not a number, although float() reads it as one.
-    if tokens and not all(type(token["logprob"]) in (int, float) for token in tokens):
+    if not all(type(logprob) in (int, float, type(None)) for logprob in logprobs):
         raise TypeError("a logprob that is not a number")
-    return [float(token["logprob"]) for token in tokens] if tokens else None
+    # JSON has no infinity: a token without probability has null in its place, and then the answer none at all.
+    known = None not in logprobs and all(map(math.isfinite, logprobs))
+    return [float(logprob) for logprob in logprobs] if known and logprobs else None
 
 
 def _thoughts(message: dict[str, Any]) -> str | None:
@@ -259,13 +270,12 @@ def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     if not calls and message.get("function_call"):  # as OpenAI had it before there were several calls
         calls = [{"function": message["function_call"]}]
     parts = [part for part in content if part.get("type") in TABLE["calls"]] if isinstance(content, list) else []
-    calls += [{"arguments": part.get("input"), **part} for part in parts]  # as Anthropic has them
     read = []
-    for call in calls:
+    for call in calls or parts:  # as Anthropic has them; where both are there, they are the same
         function = call.get("function") or call
-        value = function.get("arguments")
+        value = next((function[name] for name in TABLE["arguments"] if function.get(name) is not None), None)
         # Some servers give the arguments as an object, where the protocol has the text of its JSON.
-        arguments = value if isinstance(value, str) else orjson.dumps(value or {}).decode()
+        arguments = value.strip() if isinstance(value, str) else orjson.dumps(value or {}).decode()
         read.append(ToolCall(str(function["name"] or ""), arguments or "{}"))
     return tuple(read)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_stages.policy import available, tool_calls
 from composer_stages.policy.base import UNSTATED, PolicyConfig, Turn
-from composer_stages.policy.faults import is_empty
+from composer_stages.policy.faults import REASONING, is_empty
 from composer_stages.policy.request_fields import LIMITS
 from composer_stages.policy.tool_calls import PROBED_FIELDS
 from composer_stages.runs import store
@@ -28,13 +28,18 @@ def max_tokens_field(config: PolicyConfig) -> int | bool:
     return config.max_tokens or False
 
 
-def request_body(config: PolicyConfig, max_tokens: int | bool, turn: Turn, refused: Collection[str] = ()) -> Request:
-    """Return the body of the request for a turn; refused: fields that are left out, as the server refuses them."""
+def request_body(
+    config: PolicyConfig, max_tokens: int | bool, turn: Turn, refused: Collection[str] = (), *, thoughts: bool = False
+) -> Request:
+    """Return the body of the request for a turn; refused: fields that are left out, as the server refuses them.
+
+    thoughts: whether earlier answers are sent with theirs.
+    """
     settings = config.request | dict.fromkeys(refused, False)
     tools = [] if settings.get("tools") is False else tool_calls.declare_tools(turn.tools)
     defaults = {
         "model": config.model,
-        "messages": tool_calls.chat_messages(turn.messages, with_tools=bool(tools)),
+        "messages": tool_calls.chat_messages(turn.messages, with_tools=bool(tools), thoughts=thoughts),
         **({"tools": tools} if tools else {}),
         "temperature": config.temperature,
         "max_tokens": max_tokens,
@@ -48,6 +53,11 @@ def with_text(request: Request) -> Request:
     """Return a request in which each message without text has `EMPTY`, for servers that take none without."""
     messages = [{**message, "content": EMPTY} if is_empty(message) else message for message in request["messages"]]
     return {**request, "messages": messages}
+
+
+def lacks_thoughts(request: Request) -> bool:
+    """Return whether a request has answers without their thoughts."""
+    return any(message["role"] == "assistant" and REASONING not in message for message in request["messages"])
 
 
 def probe_request(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request, Request]:

@@ -4,7 +4,7 @@ A recorded conversation holds calls in the text of its assistant messages (`comp
 them as `tool_calls`, each answered by a message of role `tool` with its id, together with the tools that the source
 declared. What the protocol cannot express stays text, and its results come from the user: calls of undeclared tools (no
 `tools` at all), arguments that are no JSON object, calls without a result each. Reasoning is not sent: it was the
-student's own, and servers refuse it or leave it out. Pictures and sounds are gaps: a mark in the text shows where one
+student's own, and servers refuse it or leave it out; a server that refuses answers without it gets it. Pictures and sounds are gaps: a mark in the text shows where one
 was.
 """
 
@@ -27,6 +27,7 @@ from composer_stages.messages import (
     split_thoughts,
     write,
 )
+from composer_stages.policy.faults import REASONING
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What servers take as the name of a function."""
@@ -54,22 +55,25 @@ def declare_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
     return declarations
 
 
-def chat_messages(messages: Sequence[Message], *, with_tools: bool) -> list[dict[str, Any]]:
-    """Return messages as a server reads them: no role, field or order that the protocol does not have."""
+def chat_messages(messages: Sequence[Message], *, with_tools: bool, thoughts: bool = False) -> list[dict[str, Any]]:
+    """Return messages as a server reads them: no role, field or order that the protocol does not have.
+
+    thoughts: add the thoughts of answers, empty where there are none, for servers that want them back.
+    """
     sent: list[dict[str, Any]] = []
     answering: list[str] = []
     for index, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if role == "assistant":
             spoken = read(content)
-            calls = spoken.calls
+            calls, thought = spoken.calls, {REASONING: spoken.reasoning or ""} if thoughts else {}
             results = takewhile(lambda following: following["role"] == "tool", messages[index + 1 :])
             # Strict servers refuse a call without a result, a result without a call, and arguments that are no object.
             native = with_tools and len(calls) == sum(1 for _ in results) > 0
             native = native and all(NAME.fullmatch(call.name) and is_object(call.arguments) for call in calls)
             if not native:
                 answering = []
-                sent.append({"role": "assistant", "content": write(MessageParts(spoken.content, calls))})
+                sent.append({"role": "assistant", "content": write(MessageParts(spoken.content, calls)), **thought})
                 continue
             # Nine letters and digits: some servers, Mistral's among them, take no other ids.
             answering = [f"call{len(sent):03d}{n:02d}" for n in range(len(calls))]
@@ -77,7 +81,7 @@ def chat_messages(messages: Sequence[Message], *, with_tools: bool) -> list[dict
                 {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for name, call in zip(answering, calls, strict=True)
             ]
-            sent.append({"role": "assistant", "content": spoken.content or None, "tool_calls": called})
+            sent.append({"role": "assistant", "content": spoken.content or None, "tool_calls": called, **thought})
         elif role == "tool" and answering:
             sent.append({"role": "tool", "tool_call_id": answering.pop(0), "content": content})
         else:
@@ -126,8 +130,7 @@ def llama3(text: str) -> MessageParts:
     # Without the tag an answer in JSON is a call only where the object begins as a call does.
     if not tag and not re.match(r'\{\s*"(name|type)"\s*:', body):
         return MessageParts(text)
-    objects = _objects(body, ";")
-    return MessageParts(content.strip(), tuple(_call(call, "parameters") for call in objects))
+    return MessageParts(content.strip(), tuple(map(_call, _objects(body, ";"))))
 
 
 def mistral(text: str) -> MessageParts:
@@ -140,6 +143,9 @@ def mistral(text: str) -> MessageParts:
         name, args, arguments = part.partition("[ARGS]")
         if args:
             calls.append(ToolCall(name.partition("[CALL_ID]")[0].strip(), arguments.strip()))
+            continue
+        if bare := re.fullmatch(r"\s*([\w-]+)\s*(\{.*\})\s*", part, re.DOTALL):  # where [ARGS] was left out as special
+            calls.append(ToolCall(bare[1], bare[2]))
             continue
         try:
             value = json_text.loads(part)
@@ -185,6 +191,8 @@ def gpt_oss(text: str) -> MessageParts:
     return MessageParts("\n".join(content), tuple(calls), "\n".join(reasoning) or None)
 
 
+ARGUMENTS = ("arguments", "parameters")
+"""Names of a call's arguments in JSON: Llama's is the second."""
 FORMATS: dict[str, Callable[[str], MessageParts]] = {
     "qwen3": qwen3,
     "llama3": llama3,
@@ -195,16 +203,22 @@ FORMATS: dict[str, Callable[[str], MessageParts]] = {
 """`policy.tool_calls` -> how an answer is read."""
 
 
-def _call(text: str, arguments: str = "arguments") -> ToolCall:
-    """Return a call written as a JSON object; in a malformed one the name is what looks like it, or empty."""
+def _call(text: str) -> ToolCall:
+    """Return a call written as a JSON object; in a malformed one the name is what looks like it, or empty.
+
+    Models mix the families' names of arguments up (so vLLM's parser of Llama's format reads both); an object with
+    another name for them is malformed, not a call without any.
+    """
     try:
         value = json_text.loads(text)
     except UNREADABLE:
         value = None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        named = re.search(r'"name"\s*:\s*"([^"]*)"', text)
-        return ToolCall(named[1] if named else "", text.strip())
-    body = value.get(arguments, {})
+    named = [name for name in ARGUMENTS if name in value] if isinstance(value, dict) else []
+    other = isinstance(value, dict) and not named and value.keys() - {"name", "type", "id"}
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or other:
+        name = re.search(r'"name"\s*:\s*"([^"]*)"', text)
+        return ToolCall(name[1] if name else "", text.strip())
+    body = value[named[0]] if named else {}
     return ToolCall(value["name"], body if isinstance(body, str) else json.dumps(body, ensure_ascii=False))
 
 

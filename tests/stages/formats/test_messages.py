@@ -6,7 +6,7 @@ import pytest
 from support.transcripts import action, assistant, system, tool, user
 
 from composer_stages.formats.messages import exchanges, message, response_message, split_turns, spoken
-from composer_stages.messages import MessageParts, ToolCall
+from composer_stages.messages import MessageParts, ToolCall, write
 
 CALL = ToolCall("f", '{"a":  1}')
 
@@ -23,6 +23,8 @@ CALL = ToolCall("f", '{"a":  1}')
 )
 def test_every_spelling_of_a_call(raw: Any) -> None:
     assert spoken(assistant(None, tool_calls=[raw])) == MessageParts("", (CALL,))
+    beside = write(MessageParts("Hm.", (CALL,), "why"))
+    assert spoken(assistant(beside, tool_calls=[raw])).content == write(MessageParts("Hm.", (), "why"))
 
 
 def test_arguments_that_are_an_object_become_json() -> None:

@@ -109,6 +109,27 @@ def test_empty_messages_are_sent_as_text_once_a_server_refuses_them(tmp_path: Pa
     assert server.requests[-1]["messages"] == talk
 
 
+def test_thoughts_are_sent_back_once_a_server_refuses_answers_without_them(tmp_path: Path) -> None:
+    """DeepSeek V4 and Kimi K2 Thinking want them; other servers refuse the field."""
+
+    def reply(body: dict[str, Any], earlier: int) -> Reply:
+        bare = any("reasoning_content" not in m for m in body["messages"] if m["role"] == "assistant")
+        fault = {"message": "The `reasoning_content` in the thinking mode must be passed back to the API."}
+        return Reply(400, {"error": fault}) if bare else Reply(body=answer("x"))
+
+    said = list[str]()
+    answers = [{"role": "assistant", "content": text} for text in ("<think>\nwhy\n</think>\n\nship", "shop")]
+    user = {"role": "user", "content": "a"}
+    turns = [Turn([user, answers[0], user, answers[1], user], seed) for seed in range(4)]
+    with serving(reply) as server:
+        policy = open_at(server.url, tmp_path, concurrency=1, said=said)
+        assert [sample.text for sample in ask_all(policy, turns)] == ["x"] * 4
+    first, *later = ([m for m in body["messages"] if m["role"] == "assistant"] for body in server.requests)
+    assert [message["content"] for message in first] == ["ship", "shop"] and len(later) == 4
+    assert [[m["reasoning_content"] for m in sent] for sent in later] == [["why", ""]] * 4
+    assert sum("reasoning_content" in line for line in said) == 1
+
+
 PAGE = "<!DOCTYPE html><title>Blocked</title>"
 
 
