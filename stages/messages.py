@@ -462,7 +462,7 @@ def following_ids(
         if last and last != end and text.lstrip().startswith(last):
             text = text.lstrip()[len(last) :]  # the mark of the next role, which ends answers of GLM
     else:  # a template that leaves answers out
-        text, end = whole[_length_in_common(alone, whole) :], ""
+        text, end = whole[length_in_common(alone, whole) :], ""
     return _ids(tokenizer, text, most, behind=last or end or tokenizer.eos_token)
 
 
@@ -471,7 +471,7 @@ def _end_in_both(tokenizer: Any, closing: str, text: str, last: str = "", calls:
 
     Of several that which was sampled `last`, or `eos_token`: tokens before it end a part of the answer, such as a call.
     """
-    ends = list(_special(tokenizer).finditer(text, 0, _length_in_common(closing, text)))
+    ends = list(_special(tokenizer).finditer(text, 0, length_in_common(closing, text)))
     same = (list[re.Match[str]](end for end in ends if end["token"] == each) for each in (last, tokenizer.eos_token))
     ends = next(filter(None, same), ends)
     return ends[-1 if calls else 0] if ends else None
@@ -510,7 +510,7 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
         said: Message = {"role": "assistant", "content": answer}
         messages = _one_call_each(tokenizer, messages, tools)
         opening, whole = render(tokenizer, [(messages, True), ([*messages, said], False)], tools)
-        common = _length_in_common(opening, whole)
+        common = length_in_common(opening, whole)
         kept = [parts.content.strip(), (parts.reasoning or "").strip(), *(call.name for call in parts.calls)]
         ending = opening[-MOST_OPENED:]
         fits = (
@@ -527,11 +527,12 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
             whole, common = f"{opening}{answer}{form.closing}", len(opening)
     start = max((found.start() for found in _special(tokenizer).finditer(opening, 0, common)), default=0)
     before, ids = (_ids(tokenizer, text[start:], math.inf) for text in (opening, whole))
-    held = _length_in_common(before, ids)
+    held = length_in_common(before, ids)
     return ids[held:], len(before) - held
 
 
-def _length_in_common(first: Sequence[Any], second: Sequence[Any]) -> int:
+def length_in_common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the length of the beginning that two texts, or two lists of token ids, have in common."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 

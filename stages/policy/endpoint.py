@@ -565,9 +565,10 @@ class EndpointPolicy:
             self._slots.release()
             await self._undecided.wait()
             await self._slots.acquire()
+        if faults.REASONING in self._refused and lacks_thoughts(request):  # learnt while this one waited
+            self._slots.release()
+            raise RefusedField(faults.REASONING, "")
         try:
-            if faults.REASONING in self._refused and lacks_thoughts(request):  # learnt while this one waited
-                raise RefusedField(faults.REASONING, "")
             await self._host.enter()
             try:
                 reservation = await self._room(usd)

@@ -39,6 +39,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     folded = model_checks.fit_template(config, tokenizer)
     pin_settings(tokenizer, config.chat_template_kwargs, config.template_date)
+    model_checks.require_read_calls(config, tokenizer)
     notices = [Sentence("policy.no-system-messages", model=config.model)] if folded else []
     if config.tool_calls != "none" and not declares_tools(tokenizer):
         notices.append(Sentence("policy.no-tool-declarations", model=config.model))

@@ -17,10 +17,21 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from composer_stages.data_files import load_text
-from composer_stages.errors import BadInput, ComposerError
-from composer_stages.messages import PROBED_TOOL
+from composer_stages.errors import BadInput, ComposerError, UsageError
+from composer_stages.messages import (
+    PROBED_TOOL,
+    Message,
+    MessageParts,
+    ToolCall,
+    length_in_common,
+    read,
+    render,
+    turn_form,
+    write,
+)
 from composer_stages.policy import base
 from composer_stages.policy.base import NotFinite, PolicyConfig
+from composer_stages.policy.tool_calls import FORMATS, normalise_calls
 from composer_stages.words import Sentence
 
 MOST_CHARACTERS = 100_000
@@ -152,6 +163,25 @@ def fit_template(config: PolicyConfig, tokenizer: Any) -> bool:
         inner = '{% else %}{{ "" }}'.join(part.removesuffix("\n") + '{{ "" }}' for part in parts)
         tokenizer.chat_template = f'{{% if tools %}}{{{{ "" }}}}{inner}{{% endif %}}'
     return fitted.startswith(FOLD)
+
+
+def require_read_calls(config: PolicyConfig, tokenizer: Any) -> None:
+    """Raise `UsageError` if calls as the chat template writes them are not read in the format of `tool_calls`."""
+    if config.tool_calls not in FORMATS:
+        return
+    call = ToolCall(PROBED_TOOL["function"]["name"], '{"a": "b"}')
+    asked: list[Message] = [{"role": "user", "content": "."}]
+    said: Message = {"role": "assistant", "content": write(MessageParts("", (call,)))}
+    opening, whole = render(tokenizer, [(asked, True), ([*asked, said], False)], [PROBED_TOOL])
+    if said["content"] in whole:  # in our own form, which is read always
+        return
+    common = length_in_common(opening, whole)
+    # A mark may begin as the thought that the template opens, <think> or <tool_call>.
+    written = whole[max(map(whole[:common].rfind, ">]\n")) + 1 :]
+    end = turn_form(tokenizer).end
+    written = written[: written.rindex(end)] if end and end in written else written
+    if read(normalise_calls(config.tool_calls, written)).calls != (call,):
+        raise UsageError("policy.calls-not-read", model=config.model, form=config.tool_calls, written=written.strip())
 
 
 def _fitted(config: PolicyConfig, tokenizer: Any, template: str, tools: list[Any] | None) -> str:

@@ -4,8 +4,8 @@ A recorded conversation holds calls in the text of its assistant messages (`comp
 them as `tool_calls`, each answered by a message of role `tool` with its id, together with the tools that the source
 declared. What the protocol cannot express stays text, and its results come from the user: calls of undeclared tools (no
 `tools` at all), arguments that are no JSON object, calls without a result each. Reasoning is not sent: it was the
-student's own, and servers refuse it or leave it out; a server that refuses answers without it gets it. Pictures and sounds are gaps: a mark in the text shows where one
-was.
+student's own, and servers refuse it or leave it out; one that refuses answers without it gets it. Pictures and sounds
+are gaps: a mark in the text shows where one was.
 """
 
 import json

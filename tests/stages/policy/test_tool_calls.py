@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.models import tiny_tokenizer
+from support.refusals import refused
 from support.server import fault
 
 from composer_stages.errors import UsageError
 from composer_stages.messages import MessageParts, ToolCall, following_ids, opening_ids, read, write
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import LocalPolicy
+from composer_stages.policy.model_checks import require_read_calls
 from composer_stages.policy.tool_calls import FORMATS, chat_messages, declare_tools, normalise_calls
 from composer_stages.runs.ledger import Budget
 
@@ -65,6 +67,17 @@ def test_calls_written_by_a_template_are_parsed(family: str, content: str, calls
     found = read(normalise_calls(family, answer))
     assert found.content == content and [call.name for call in found.calls] == ["bash"] * len(calls)
     assert [json.loads(call.arguments) for call in found.calls] == [json.loads(call.arguments) for call in calls]
+
+
+@pytest.mark.parametrize("family", sorted(FORMATS))
+def test_a_template_that_writes_calls_in_another_format_is_refused(family: str) -> None:
+    """Answers would be calls that no reader finds: Qwen 3.5 and Nemotron 3 write XML, GLM and Gemma 4 others."""
+    for form in FORMATS:
+        config, made = PolicyConfig(model="x", tool_calls=form), tokenizer_of(family)
+        if family in (form, "qwen3"):  # which writes calls as records hold them
+            require_read_calls(config, made)
+        else:
+            refused(lambda: require_read_calls(config, made), UsageError, code="policy.calls-not-read", form=form)  # noqa: B023
 
 
 @pytest.mark.parametrize("family", [*sorted(ENDS), "gpt-oss"])
