@@ -22,7 +22,7 @@ import orjson
 from datasets import Dataset
 from jaxtyping import Float
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl.data_utils import _tokenize, common_prefix_length
+from trl.data_utils import _tokenize, common_prefix_length, extract_prompt
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -182,9 +182,7 @@ class _ChannelStep(ComposedStep):
 
     def _take(self, rows: list[Row], config: Config) -> None:
         """Tokenise pairs as `DPOTrainer` does, and score them by the model as it is."""
-        for number, row in enumerate(rows):
-            if lacking := [name for name in ("prompt", *SIDES) if name not in row]:
-                raise BadInput("python.pair-lacks-key", number=number, key=lacking[0])
+        rows = [_with_prompt(number, row) for number, row in enumerate(rows)]
         # Where a row has no tools, the prompts of the trainer have its own.
         own_tools = self.tools if self.environment_factories is None else self._env_tools.get(None)
         settings: Any = self.chat_template_kwargs
@@ -247,7 +245,26 @@ class _ChannelStep(ComposedStep):
 
 def _tools(row: Row) -> list[Any] | None:
     tools = row.get("tools")
-    return json.loads(tools) if isinstance(tools, str) else tools
+    return json.loads(tools or "null") if isinstance(tools, str) else tools
+
+
+def _with_prompt(number: int, row: Row) -> Row:
+    """Return a row whose prompt is apart, taken out of its sides where it has none, as `DPOTrainer` does.
+
+    `BadInput` names what is neither text nor messages, and pictures, which no model here sees.
+    """
+    if lacking := [name for name in SIDES if row.get(name) is None]:
+        raise BadInput("python.pair-lacks-key", number=number, key=lacking[0])
+    if pictures := [name for name in ("images", "image") if row.get(name)]:
+        raise BadInput("python.pair-with-pictures", number=number, key=pictures[0])
+    row = row if row.get("prompt") is not None else extract_prompt(dict(row))
+    is_text = isinstance(row["prompt"], str)
+    for name in ("prompt", *SIDES):
+        value = row[name]
+        messages = isinstance(value, list) and value and all(isinstance(m, Mapping) and "role" in m for m in value)
+        if not (isinstance(value, str) if is_text else messages or (name in SIDES and isinstance(value, str))):
+            raise BadInput("python.pair-of-another-form", number=number, key=name, value=value, is_text=is_text)
+    return row
 
 
 def _token_pair(processing_class: Any, number: int, row: Row, **rendering: Any) -> TokenPair:

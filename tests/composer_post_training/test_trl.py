@@ -226,6 +226,16 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
             composer.BadInput,
             "Pair 0 has no 'rejected'",
         ),
+        *(
+            ({"pairs": [{**PAIRS[0], **row}], "weights": {"sft": 1}}, composer.BadInput, words)
+            for row, words in (
+                ({"chosen": None}, "Pair 0 has no 'chosen'"),
+                ({"prompt": "a"}, "as chosen. Give text, .* leave the prompt out"),
+                ({"prompt": []}, r"'\[\]' as prompt. Give a list of messages"),
+                ({"rejected": [{"from": "gpt", "value": "b"}]}, "as rejected. Give a list of messages with a role"),
+                ({"images": ["x.png"]}, "Pair 0 has images"),
+            )
+        ),
         (
             {"pairs": [{**PAIRS[0], "chosen": said("ba")}], "weights": {"sft": 1}},
             composer.UsageError,
@@ -311,6 +321,8 @@ def test_pairs_are_tokenised_as_by_dpo_trainer(tmp_path: Path) -> None:
     args = DPOConfig(str(tmp_path), max_length=None, report_to=[], bf16=False, use_cpu=True)
     dataset = Dataset.from_list(rows, on_mixed_types="use_json")
     theirs = DPOTrainer(str(folder), args=args, train_dataset=dataset).train_dataset
+    # Of two sides that begin alike DPOTrainer takes the prompt out.
+    rows[-1] = {"tools": "", **{side: [*asked("a"), *RICH["parts"][side]] for side in SIDES}}
     model = tiny_model(vocabulary=len(tokenizer))
     script = trainer(tmp_path, with_channels(), model, weights={"sft": 1.0}, pairs=rows, tokenizer=tokenizer)
     for pair, row in zip(script._pairs.pairs, theirs, strict=True):
