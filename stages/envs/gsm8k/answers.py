@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -38,7 +38,7 @@ ASIDE = re.compile(r"(?<=[\w%])\s+\([^()]*\)")
 """What stands in brackets behind a word or number."""
 TAG = re.compile(r"(?is)<answer>(.*?)(?:</answer>|\Z)")
 HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
-PHRASE = re.compile(r"(?i)\banswers?\b[\s*_]*(?:\bis\b|\bare\b|[:=])[\s*_:]*(.*)")
+PHRASE = re.compile(r"(?i)\b(?:answers?|correct (?:option|choice))\b[\s*_]*(?:\bis\b|\bare\b|[:=])[\s*_:]*(.*)")
 NOT = re.compile(r"(?i)(?:is )?(?:not|neither|never)\b")
 DENIED = re.compile(r"(?i)\b(?:not|neither|never|can(?:no|'|’)t be)\s+[-$€£(]*$")
 DENYING = re.compile(r"(?i)[^\w.]*(?:is|was) (?:not|wrong|incorrect)\b")
@@ -51,6 +51,21 @@ JOINED = re.compile(
     r"|\s+|\s*(?:'|(?:h|hrs?|hours?|min|minutes?|days?|weeks?|months?|years?|ft|feet|foot|lbs?|pounds?|dollars?)\b)\s*"
 )
 """What stands between two answers side by side, or between the parts of one in two units."""
+BOX = re.compile(r"\\(?:f?boxed|fbox|framebox)\s*\{")
+DISPLAY = re.compile(r"(?s)\\\[(?:(?!\n\s*\n).)*?\\\]|\$\$(?:(?!\n\s*\n).)*?\$\$")
+"""A formula on lines of its own."""
+FORMULA = re.compile(r"\$+([^$]+)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+OPERATION = (
+    r"(?:\\?\w+\{)?\s*(?:[ap]m|and|base|choose|cos|cubed|dozen|factorial|log|minus|mod|or|over|pi|plus|sin|sqrt)\b"
+)
+UNIT = re.compile(
+    rf"(?i)(?:\\?\s|\\,|~)*(?!{OPERATION}|(?:squared|tan|times|to)\b)"
+    r"(?:\\(?:text|mathrm|textbf|mbox)\s*\{\s*[A-Z ]+\}|(?<![A-Z\\])[A-Z]{2,}(?: [A-Z]+)*)(?:\^\{?\d\}?)?\s*\Z"
+)
+"""What stands behind the number of a right answer: 18 dollars."""
+CHOICE = re.compile(r"\W*(?:(?i:option|choice)\W+)?(?:\(([A-J])\).*|([A-J])(?:[).:]\s.*|, not .*|\W*))")
+"""A letter of several choices, with what it stands for: (B) 12."""
+HALF_OF_DAY = re.compile(r"(?i)\b([ap])\.?\s?m\b")
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
 WRITINGS = load_toml(__package__, "writings.toml")
@@ -73,27 +88,46 @@ def require_math_verify() -> None:
 def is_right(text: str, right: str) -> bool:
     """Return whether the final answer of a text is the right one."""
     require_math_verify()
-    number = is_number(right)
-    answers = final_answers(text, is_number=number)
-    right = plain(right) if number else right
-    return bool(answers) and all(_judge.is_equal(right, answer) for answer in answers)
+    number = number_of(right)
+    answers = final_answers(text, is_number=bool(number))
+    if choice := _choice(right):
+        answers = [_choice(answer) or answer for answer in answers]
+    halves = [{*HALF_OF_DAY.findall(part.lower())} for part in (right, " ".join(answers))]
+    if all(halves) and halves[0] != halves[1]:  # math-verify leaves them out
+        return False
+    right = number or choice or right
+    if not number:
+        right, *answers = map(_latex, (right, *answers))
+    if answers and all(_judge.is_equal(right, answer) for answer in answers):
+        return True
+    return len(answers) > 1 and not number and _judge.is_equal(right, ", ".join(answers))
 
 
-def is_number(right: str) -> bool:
-    """Return whether a right answer is a number, which has no letters but those of commands."""
-    text = plain(right).strip()
-    return QUANTITY.fullmatch(text) is not None and not re.search(r"(?<![\\A-Za-z])[A-Za-z]", text)
+def number_of(right: str) -> str:
+    """Return the number that a right answer is, in one writing and without its unit; "" where it is none."""
+    for text in (right, UNIT.sub("", right)):
+        text = plain(text).strip()
+        if QUANTITY.fullmatch(text) and not re.search(r"(?<![\\A-Za-z])[A-Za-z]", text):
+            return text
+    return ""
+
+
+def _choice(text: str) -> str:
+    """Return the letter of an answer that is one of several choices; "" for another answer."""
+    match = CHOICE.fullmatch(plain(text))
+    return (match[1] or match[2]) if match else ""
 
 
 def is_marked(text: str) -> bool:
     r"""Return whether a text marks a number as its answer, by `####`, `\boxed{}` or `<answer>`."""
-    text = plain(text, decimal_comma=True)
+    text = plain(_without_line_breaks(text), decimal_comma=True)
     marks = [*TAG.findall(text), *(mark for line in text.splitlines() for mark in _marks(line, phrases=False))]
     return any(QUANTITY.search(mark) for mark in marks)
 
 
 def final_answers(text: str, *, is_number: bool = True) -> list[str]:
     """Return the final answer of a text, as expressions; several where it gives several, none where it gives none."""
+    text = _without_line_breaks(text)
     text = plain(text, decimal_comma=True) if is_number else text
     if tags := TAG.findall(text):
         text = tags[-1]
@@ -102,7 +136,8 @@ def final_answers(text: str, *, is_number: bool = True) -> list[str]:
     lines = [line for line in text.splitlines() if line.strip()]
     if not is_number:
         last = lines[-1] if lines else ""
-        return _expressions(next(iter(re.findall(r"\$([^$]+)\$", last)[-1:]), last), is_number)
+        formulas = [*FORMULA.finditer(last)]
+        return _expressions(last[_begin_of_last(last, formulas) :] if formulas else last, is_number)
     for line in reversed(lines):
         line = _without_asides(ENUMERATOR.sub("", line))
         if not HEADING.match(line.strip(" #*")) and (numbers := [*QUANTITY.finditer(line)]):
@@ -118,7 +153,7 @@ def final_answers(text: str, *, is_number: bool = True) -> list[str]:
 
 def plain(text: str, *, decimal_comma: bool = False) -> str:
     """Return a text with one writing of numbers, signs and operators."""
-    text = re.sub(f"[{SUPERSCRIPTS}]+", lambda match: f"^{{{match[0].translate(DIGITS)}}}", text)
+    text = _without_superscripts(text)
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     text = unicodedata.normalize("NFKC", text.replace("\N{MINUS SIGN}", "-"))
     text = re.sub(r"[^\W0-9a-z]", lambda match: str(unicodedata.decimal(match[0], match[0])), text)
@@ -129,6 +164,18 @@ def plain(text: str, *, decimal_comma: bool = False) -> str:
     if decimal_comma:
         text = DECIMAL_COMMA.sub(r"\1.\2", text)
     for pattern, replacement in WRITINGS["numbers"]:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def _without_superscripts(text: str) -> str:
+    return re.sub(f"[{SUPERSCRIPTS}]+", lambda match: f"^{{{match[0].translate(DIGITS)}}}", text)
+
+
+def _latex(text: str) -> str:
+    """Return an expression that is written as in a program, or in Unicode, as LaTeX."""
+    text = _without_superscripts(text)
+    for pattern, replacement in WRITINGS["expressions"]:
         text = re.sub(pattern, replacement, text)
     return text
 
@@ -154,7 +201,7 @@ def _marks(line: str, *, behind: str = "", phrases: bool = True) -> Iterator[str
     """Yield what a line marks as an answer; a mark at its end stands for the next line."""
     boxes = list(_boxes(line))
     yield from boxes
-    rest = re.sub(r"\\f?boxed\s*\{.*\}", "", line) if boxes else line
+    rest = re.sub(BOX.pattern + r".*\}", "", line) if boxes else line
     hashes = HASHES.search(rest)
     if hashes:
         content = hashes[1].strip(" *_#")
@@ -178,15 +225,31 @@ def _marks(line: str, *, behind: str = "", phrases: bool = True) -> Iterator[str
 def _boxes(line: str) -> Iterator[str]:
     r"""Yield the contents of the last `\boxed{}`, and of those side by side with it: others were steps."""
     ends: list[tuple[int, int]] = []
-    for match in re.finditer(r"\\f?boxed\s*\{", line):
-        level = 1
-        for end in range(match.end(), len(line)):
-            level += {"{": 1, "}": -1}.get(line[end], 0)
-            if not level:
-                between = line[ends[-1][1] + 1 : match.start()].replace("$", "") if ends else ""
-                ends = [*(ends if not between.strip() or JOINED.fullmatch(between) else []), (match.end(), end)]
-                break
+    for start, begin, end in _spans(line):
+        if DENIED.search(line[:start]):
+            continue
+        between = line[ends[-1][1] + 1 : start].replace("$", "") if ends else ""
+        ends = [*(ends if not between.strip() or JOINED.fullmatch(between) else []), (begin, end)]
     yield from (line[begin:end] for begin, end in ends)
+
+
+def _spans(text: str) -> Iterator[tuple[int, int, int]]:
+    """Yield where each box of a text starts, where its content begins, and where that ends."""
+    for match in BOX.finditer(text):
+        level = 1
+        for brace in re.finditer(r"\\.|[{}]", text[match.end() :]):
+            level += {"{": 1, "}": -1}.get(brace[0], 0)
+            if not level:
+                yield match.start(), match.end(), match.end() + brace.start()
+                break
+
+
+def _without_line_breaks(text: str) -> str:
+    """Return a text whose boxes and formulas stand on one line each."""
+    text = DISPLAY.sub(lambda match: " ".join(match[0].split()), text)
+    for _, begin, end in _spans(text):
+        text = text[:begin] + text[begin:end].replace("\n", " ") + text[end:]
+    return text
 
 
 def _begin_of_last(line: str, numbers: list[re.Match[str]]) -> int:
@@ -214,20 +277,27 @@ def _expressions(mark: str, is_number: bool) -> list[str]:
     if NOT.match(mark):
         return []
     if not is_number:
-        return [mark.strip("$ ")[:LONGEST]] if mark else []
+        formulas = _side_by_side(mark, [*FORMULA.finditer(mark)])
+        if formulas and not mark[: formulas[0].start()].strip(" (*"):
+            mark = ", ".join(next(filter(None, formula.groups())) for formula in formulas)
+        return [mark.strip("$ ").rstrip(".")[:LONGEST]] if mark else []
     mark = next((part for part in reversed(CORRECTION.split(mark)) if QUANTITY.search(part)), mark)
     _, sign, result = mark.rpartition("=")
     mark = result if sign and re.search(r"\d", result) else mark
     if "\\" in mark:
         return [re.split(r"(?<![\\a-zA-Z])[A-Za-z]{2,}", mark.strip())[0][:LONGEST]]
     mark = _without_asides(mark)
-    numbers = [*QUANTITY.finditer(mark)]
-    side_by_side = numbers[:1]
-    for before, number in pairwise(numbers):
-        if not JOINED.fullmatch(mark[before.end() : number.start()]):
+    return [match[0][:LONGEST] for match in _side_by_side(mark, [*QUANTITY.finditer(mark)])]
+
+
+def _side_by_side(text: str, matches: Sequence[re.Match[str]]) -> list[re.Match[str]]:
+    """Return the first match, and those that stand side by side with it."""
+    side_by_side = [*matches[:1]]
+    for before, match in pairwise(matches):
+        if not JOINED.fullmatch(text[before.end() : match.start()]):
             break
-        side_by_side.append(number)
-    return [match[0][:LONGEST] for match in side_by_side]
+        side_by_side.append(match)
+    return side_by_side
 
 
 class _Judge:

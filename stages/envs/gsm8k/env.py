@@ -69,9 +69,9 @@ def _add(questions: dict[str, Question], row: Row) -> None:
         raise ValueError(Sentence("envs.gsm8k.unknown-kind", kind=row["kind"]))
     # Of mathematics of the user's own the whole answer counts, unless it marks one.
     _, mark, answer = row["answer"].rpartition("####")
-    is_number = answers.is_number(answer)
-    answer = answers.plain(answer).strip() if is_number else answer.strip()
-    if not answer or not ("kind" in row or (mark and is_number)):
+    number = answers.number_of(answer)
+    answer = number or answer.strip()
+    if not answer or not ("kind" in row or (mark and number)):
         raise ValueError(Sentence("envs.gsm8k.without-number", solution=row["answer"][-40:]))
     text = row["question" if "question" in row else "prompt"]
     # By the question alone, so that a repeated one is not in two splits.
@@ -113,7 +113,7 @@ class Gsm8kEnv(AnsweredEnv):
 
     def correction(self, answer: str, question: Question) -> str:
         """Return what was read as the answer, and the right one."""
-        read = answers.final_answers(answer, is_number=answers.is_number(question.answer))
+        read = answers.final_answers(answer, is_number=bool(answers.number_of(question.answer)))
         wrong = f"{' or '.join(read)} is wrong" if read else "There is no answer"
         return f"{wrong}; the answer is {question.answer}."
 

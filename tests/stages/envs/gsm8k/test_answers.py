@@ -14,16 +14,45 @@ from composer_stages.envs.task_table import read_rows
 pytestmark = needs("math")
 PHRASINGS = tomllib.loads((Path(__file__).parents[3] / "support" / "phrasings.toml").read_text("utf-8"))
 
-MATHEMATICS = [
-    *(
-        ("\\frac{x}{2}", "\\boxed{\\frac{1}{2}x}", True),
-        ("(1,2)", "\\boxed{(1, 2)}", True),
-        ("(1,2)", "\\boxed{(2, 1)}", False),
+MATHEMATICS: dict[str, tuple[list[str], list[str]]] = {
+    "\\frac{x}{2}": (["\\boxed{\\frac{1}{2}x}", "\\framebox{x/2}", "\\[\n\\frac x2\n\\]"], ["\\boxed{\\frac{1}{x}2}"]),
+    "(1,2)": (["\\boxed{(1, 2)}", "The answer is $(1,2)$, as 1 + 1 = 2."], ["\\boxed{(2, 1)}"]),
+    "x^2+2x+1": (["The answer is $(x+1)^2$.", "$$\nx^2 + 2x + 1.\n$$", "x**2 + 2*x + 1"], ["\\boxed{x^2}"]),
+    "x**2 + 2": (["\\boxed{x^2+2}", "x² + 2"], ["\\boxed{x^3+2}"]),
+    "\\{1,2\\}": (
+        ["\\boxed{\\{2,1\\}}", "\\boxed{2} and \\boxed{1}", "$x = 1$ or $x = 2$"],
+        ["\\boxed{1}", "\\boxed{1}, \\boxed{3}"],
     ),
-    *(("x^2+2x+1", "The answer is $(x+1)^2$.", True), ("\\{1,2\\}", "\\boxed{\\{2,1\\}}", True)),
-    *(("[0,1)", "$[0,1)$", True), ("[0,1)", "$[0,1]$", False), ("2\\sqrt{3}", "#### \\sqrt{12}", True)),
-    *(("2\\sqrt{3}", "\\boxed{12}", False), ("x=3", "\\boxed{3}", True), ("x>2", "\\boxed{x>2}", True)),
-]
+    "[0,1)": (["$[0,1)$", "\\boxed{[0,1)}, not \\boxed{[0,1]}"], ["$[0,1]$"]),
+    "2\\sqrt{3}": (["#### \\sqrt{12}"], ["\\boxed{12}"]),
+    "x=3": (["\\boxed{3}"], ["\\boxed{2}"]),
+    "x>2": (["\\boxed{x>2}"], ["\\boxed{x<2}"]),
+    "pi/2 + sqrt(2)": (["\\boxed{\\frac{\\pi}{2} + \\sqrt2}"], ["\\boxed{1.57}"]),
+    "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}": (
+        ["\\boxed{\n\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}\n}"],
+        ["\\boxed{\n\\begin{pmatrix}\n2 \\\\\n1\n\\end{pmatrix}\n}"],
+    ),
+    "18": (
+        ["\\[\n\\boxed{\n18\n}\n\\]\nThe 3 steps are above.", "\\boxed{18}, not \\boxed{17}"],
+        ["\\boxed{\n17\n}\nNot 18"],
+    ),
+    "18 dollars": (["She has 18 dollars.", "\\boxed{18}", "\\boxed{\\$18}"], ["\\boxed{17}", "18 or 19 dollars"]),
+    "18\\ \\mathrm{cm}^2": (["The area is 18 square centimetres.", "\\boxed{18}"], ["\\boxed{324}"]),
+    "2 pi": (["\\boxed{2\\pi}"], ["\\boxed{2}"]),
+    "10 \\text{ AM}": (["\\boxed{10 \\text{ a.m.}}", "\\boxed{10}"], ["\\boxed{10 \\text{ PM}}"]),
+    "B": (
+        [
+            "\\boxed{\\textbf{(B)}\\ 12}",
+            "B) 12",
+            "The answer is (B) $12$.",
+            "Option B",
+            "The correct option is B, not C.",
+        ],
+        ["\\boxed{\\textbf{(C)}\\ 12}", "The answer is B or C", "\\boxed{B+1}"],
+    ),
+    "(B)": (["\\boxed{B}", "**B. Paris**"], ["**C. Brussels**"]),
+}
+"""Right answer -> texts that give it, and texts that do not."""
 
 
 @pytest.mark.parametrize(("name", "right"), [("right", True), ("wrong", False)])
@@ -33,7 +62,10 @@ def test_phrasings(name: str, right: bool) -> None:
 
 
 def test_expressions_are_equal_as_math_verify_decides() -> None:
-    assert [row for row in MATHEMATICS if is_right(row[1], row[0]) is not row[2]] == []
+    texts = [
+        (answer, text, side == 0) for answer, both in MATHEMATICS.items() for side in (0, 1) for text in both[side]
+    ]
+    assert [case for case in texts if is_right(case[1], case[0]) is not case[2]] == []
 
 
 def test_an_expression_without_end_is_wrong_and_the_next_answer_is_judged() -> None:
