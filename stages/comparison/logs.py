@@ -229,7 +229,7 @@ def find_run(folder: Path) -> Run | None:
 def find_sources(path: str) -> list[Source]:
     """Return the files of a log, those beside them included."""
     file = Path(path).expanduser()
-    inside = [each for each in file.rglob("*") if each.is_file()] if file.is_dir() else []
+    inside = files.visible(file) if file.is_dir() else []
     tables = sorted(each for each in inside if is_csv(each.name))
     if tables and not any(each.suffix in files.READABLE for each in {*inside}.difference(tables)):
         if len(tables) > 1:
@@ -263,7 +263,7 @@ def read(path: str, columns: Columns = EVERY_COLUMN) -> ReadLog:
 def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     """Return the items of the files of a program that `import` reads."""
     sidecars = Sidecars(redact=False)  # no text is kept
-    detected = reading.detect_formats(list(sources), "auto", sidecars)
+    detected = reading.detect_formats(list(sources), "auto", sidecars, brief=True)
     drops, programs, prompts = Counter[str](), dict[str, None](), set[str]()
     samples, logs = LoggedSamples(path, drops, alone=len(detected) == 1), list[MeasuredLog]()
     numbers, columns = dict[str, int](), dict[str, None]()

@@ -11,6 +11,7 @@ NeMo Agent Toolkit 1.7 (`nat.atif`), from programs that write it, and from `harb
 0.26.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,8 @@ from composer_stages.words import Sentence
 
 NAME = "atif"
 MEAN = "mean"
+OF_SUBAGENT = re.compile(r"trajectory\.(?!cont-).+\.json")
+"""The files of sub-agents beside `trajectory.json` and its continuations, as Harbor tells them apart."""
 SCHEMA = "ATIF-v1."
 INVALID_REWARD = "invalid_reward"
 """The error of a trial whose reward Harbor marks as invalid without an exception that says why."""
@@ -63,7 +66,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     folder, trials = origin.path.parent, origin.sidecars.trials
     trial = trials.get(folder) or trials.get(folder.parent) or {}
     log = _log_of(trial, origin)
-    waiting: list[tuple[Record, bool]] = [(record, False)]
+    waiting: list[tuple[Record, bool]] = [(record, bool(OF_SUBAGENT.fullmatch(origin.path.name)))]
     # A queue and no recursion: how deep sub-agents are nested is up to the file.
     while waiting:
         document, is_subagent = waiting.pop(0)
@@ -105,6 +108,7 @@ def _log(trial: Record, origin: Origin) -> MeasuredLog:
 
 def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLog | None) -> Trajectory:
     agent, metrics, steps = document.get("agent") or {}, document.get("final_metrics") or {}, document["steps"]
+    spent = trial.get("agent_result") or {}
     opening, turns = _conversation(steps)
     rewards = (trial.get("verifier_result") or {}).get("rewards") or {}
     # A verifier may write several finite numbers; the one called `reward` is the score, the others are metrics.
@@ -144,9 +148,9 @@ def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLo
         judged=not is_subagent,
         terminated_by=(trial.get("exception_info") or {}).get("exception_type") if has_verdict else None,
         error=(str(problem.get("exception_type")), str(problem.get("exception_message"))) if failed else None,
-        prompt_tokens=metrics.get("total_prompt_tokens"),
-        completion_tokens=metrics.get("total_completion_tokens"),
-        cost_usd=metrics.get("total_cost_usd"),
+        prompt_tokens=metrics.get("total_prompt_tokens", spent.get("n_input_tokens")),
+        completion_tokens=metrics.get("total_completion_tokens", spent.get("n_output_tokens")),
+        cost_usd=metrics.get("total_cost_usd", spent.get("cost_usd")),
         wall_s=seconds(times[0], times[-1]) if times else None,
         tools=agent.get("tool_definitions") or [],
         extra={

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,6 +34,8 @@ READABLE = (".json", ".jsonl", ".ndjson", ".traj", ".eval", ".parquet", ".gz")
 OF_A_RUN: list[str] = FIELDS["sidecars"]["of_a_run"]
 """Patterns of reports below the folder of a run."""
 BESIDE: list[str] = FIELDS["sidecars"]["beside"] + OF_A_RUN
+SUPERSEDED: dict[str, str] = FIELDS["superseded"]
+"""Patterns of files by the file beside them that counts in their place."""
 DETAILS = "details"
 """LightEval's folder of details, beside that of results."""
 PARTS = {"role", "prompt_token_ids", "kind"}
@@ -415,13 +418,29 @@ def _matching(path: Path) -> list[Source]:
         return [*sources, *_sidecars(folder, names), *_sidecars(folder.parent, OF_A_RUN), *_lighteval_results(folder)]
     if path.is_dir():
         folder = path.resolve()
-        inside = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in READABLE)
-        inside = _without_merged(_foreign_files(inside))
+        inside = sorted(p for p in visible(path) if p.suffix in READABLE and p.suffixes[-2:] != [".tar", ".gz"])
+        inside = _without_superseded(_without_merged(_foreign_files(inside)))
         sources = [Source(p.resolve(), f"{folder.name}/{p.relative_to(path)}", "", root=folder) for p in inside]
         return [*sources, *_sidecars(folder.parent, OF_A_RUN), *_lighteval_results(folder)] if sources else []
     if any(character in path.name for character in "*?["):
         return [source for match in sorted(path.parent.glob(path.name)) for source in _matching(match)]
     return []
+
+
+def visible(folder: Path) -> list[Path]:
+    """Return the files below a folder without hidden ones: copies of editors (`.ipynb_checkpoints`), macOS' `._x`."""
+    inside = (path for path in folder.rglob("*") if not re.search(r"(^|/)\.", path.relative_to(folder).as_posix()))
+    return [path for path in inside if path.is_file()]
+
+
+def _without_superseded(files: Sequence[Path]) -> list[Path]:
+    """Leave out files of which their program wrote another one in the same folder that holds what counts of them."""
+    names = {*files}
+    return [
+        path
+        for path in files
+        if not any(fnmatch(path.name, old) and path.with_name(new) in names for old, new in SUPERSEDED.items())
+    ]
 
 
 def _foreign_files(files: Sequence[Path]) -> list[Path]:

@@ -83,10 +83,13 @@ class ReadTrajectory:
     redacted: bool
 
 
-def detect_formats(sources: list[Source], format_name: str, sidecars: Sidecars) -> dict[Source, Reader | None]:
+def detect_formats(
+    sources: list[Source], format_name: str, sidecars: Sidecars, *, brief: bool = False
+) -> dict[Source, Reader | None]:
     """Return the reader of every file of trajectories, None if no format fits; add all other files to the sidecars.
 
-    `BadInput` if no file holds trajectories.
+    Of a trial's files in several formats, as agents write, those in the format of its record count; brief: the record
+    alone. `BadInput` if no file holds trajectories.
     """
     candidates = readers(format_name)
     chosen: dict[Source, Reader | None] = {}
@@ -106,6 +109,13 @@ def detect_formats(sources: list[Source], format_name: str, sidecars: Sidecars) 
             descriptions[source] = fitting
         elif fitting is not None or not (is_useful or source.is_sidecar):
             chosen[source] = fitting
+    trials = {s.path.parent: r.name for s, r in descriptions.items() if r.describes and not s.is_sidecar}
+    trial_of = {source: next((f for f in source.path.parents if f in trials), Path()) for source in chosen}
+    alike = {s: reader is not None and reader.name == trials.get(trial_of[s]) for s, reader in chosen.items()}
+    documented = {trial_of[source] for source, is_alike in alike.items() if is_alike}
+    for source, trial in trial_of.items():
+        if trial in trials and (brief or (trial in documented and chosen[source] and not alike[source])):
+            del chosen[source]
     detected = [(source.path, reader.name) for source, reader in chosen.items() if reader]
     above = {folder for path, _ in detected for folder in path.parents}
     judges_alone = not detected and all(reader.judges for reader in descriptions.values())

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.transcripts import action, document, payloads, read
+from support.transcripts import action, document, jsonl, payloads, read
 
+from composer_stages.comparison import logs
 from composer_stages.rollouts import missing
 
 
@@ -147,6 +148,31 @@ def test_sub_agents_are_rollouts_without_a_verdict(tmp_path: Path) -> None:
     main, side = read(tmp_path)[0]
     assert (main.reward, side.reward, side.extra["subagent"]) == (1.0, None, True)
     assert side.own_id is not None and side.own_id.startswith("inner/") and side.own_id != main.own_id
+
+
+def test_a_trial_is_one_item_whatever_its_agent_left(tmp_path: Path) -> None:
+    """Summaries of Terminus 2, a continuation, a session of Claude Code, and what the agent made."""
+    agent = tmp_path / "job" / "t" / "agent"
+    document(agent.parent / "result.json", {**RESULT, "verifier_result": {"rewards": {"reward": 1.0}}})
+    for name in ("trajectory.json", "trajectory.cont-1.json", "trajectory.summarization-1-summary.json"):
+        document(agent / name, atif(session_id=name))
+    spoken = {"type": "user", "uuid": "u", "sessionId": "s", "message": {"role": "user", "content": "Fix it."}}
+    answered = {**spoken, "type": "assistant", "uuid": "a", "parentUuid": "u"}
+    jsonl(agent / "sessions" / "s.jsonl", spoken, answered | {"message": {"id": "m", "content": "Done."}})
+    jsonl(agent.parent / "artifacts" / "tsconfig.json", "// no JSON")
+    (agent.parent / "artifacts" / "made.tar.gz").write_bytes(b"\x1f\x8b\xff")
+    rollouts, _, _ = read(tmp_path / "job")
+    rewards = {rollout.extra["session"]: rollout.reward for rollout in rollouts}
+    assert rewards == {
+        "trajectory.json": 1.0,
+        "trajectory.cont-1.json": 1.0,
+        "trajectory.summarization-1-summary.json": None,
+    }
+    assert logs.read(str(tmp_path / "job")).items["task"].to_pylist() == ["hello-world"]
+    for file in agent.glob("trajectory*.json"):
+        file.unlink()
+    assert {rollout.env for rollout in read(tmp_path / "job")[0]} == {"claude-code"}, "the only transcript"
+    assert logs.read(str(tmp_path / "job")).scores["reward"].to_pylist() == [1.0]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.transcripts import INSTANCE, PATCH, action, call, jsonl, payloads, read
 
+from composer_stages.comparison import logs
 from composer_stages.rollouts import missing
 
 
@@ -106,3 +108,25 @@ def test_the_resolvers_flat_history_opens_with_the_user_and_its_opinion_is_no_re
 def test_a_row_without_history_is_a_failed_rollout(tmp_path: Path) -> None:
     (payload,) = payloads(jsonl(tmp_path / "output.jsonl", row(None, error="RuntimeError: no container")))
     assert payload["rollout"]["error"] == "RuntimeError: no container" and payload["rollout"]["num_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "resolved"),
+    [
+        (["output.critic_attempt_1.jsonl", "output.critic_attempt_2.jsonl", ".ipynb_checkpoints/output.jsonl"], [None]),
+        (["output.swebench_eval.jsonl"], [True]),
+        (["other.jsonl"], [True, None]),
+    ],
+)
+def test_attempts_and_judged_copies_of_a_file_count_once(
+    tmp_path: Path, others: list[str], resolved: list[bool | None]
+) -> None:
+    jsonl(
+        tmp_path / "output.jsonl", row([event("user", "message", {"content": "Fix."}), event("agent", "x", {"a": 0})])
+    )
+    for number, name in enumerate(others):
+        history = [event("user", "message", {"content": "Fix it."}), event("agent", "run", {"command": f"ls {number}"})]
+        jsonl(tmp_path / name, row(history, report={"resolved": True}))
+    rollouts, _, _ = read(tmp_path)
+    assert [rollout.resolved for rollout in rollouts] == resolved
+    assert len(logs.read(str(tmp_path)).items) == len(resolved)
