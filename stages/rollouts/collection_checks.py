@@ -87,7 +87,7 @@ CHECKS = (
         lambda s: (
             len(s["completion_token_ids"]) == len(s["logprobs"]) > 0
             if s["capture_level"] == "tokens"
-            else s["logprobs"] is None
+            else (s["logprobs"] is None) == (s["capture_level"] == "text")
         ),
         missing.TOKENS,
     ),
@@ -126,8 +126,10 @@ CHECKS = (
     RolloutCheck("no output elided", _steps, lambda s: not s["elided_chars"], missing.ELISION),
     RolloutCheck(
         "actions well-formed",
-        # What was cut off is not parsed, and has a check of its own.
-        lambda played: [row for row in played.steps if not row["truncated"]],
+        # What was cut off is not parsed, and has a check of its own; a call that a server could not read is malformed.
+        lambda played: [
+            row for row in played.steps if not row["truncated"] or row["finish_reason"] == endings.MALFORMED
+        ],
         lambda s: s["parse_error"] is None,
         missing.PARSE,
         tolerated=0.2,

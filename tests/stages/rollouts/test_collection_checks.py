@@ -92,6 +92,21 @@ def test_a_table_lists_only_checks_that_some_row_failed() -> None:
     assert [line.split(maxsplit=2) for line in lines] == [["ok", "a", "8 of 10"], ["FAIL", "b", "9 of 10"]]
 
 
+LOST_CALL = {"truncated": True, "finish_reason": "malformed_call", "parse_error": "no call"}
+
+
+@pytest.mark.parametrize(
+    ("change", "failed"),
+    [
+        ({"capture_level": "logprobs", "logprobs": [-0.5]}, set()),  # of a server that was asked for them
+        ({"capture_level": "text", "logprobs": [-0.5]}, {"ids as many as log-probs"}),
+        (LOST_CALL, {"actions well-formed"}),
+    ],
+)
+def test_what_a_server_tells_and_loses_is_checked(change: dict[str, Any], failed: set[str]) -> None:
+    assert {name for name, verdict in verdicts(rollout(**change), {}).items() if verdict == "FAIL"} == failed
+
+
 def test_a_check_over_nothing_fails() -> None:
     assert collection_checks.CollectionCheck("x", 0, 0).verdict == "FAIL"
     assert collection_checks.CollectionCheck("x", 0, 0, unrecorded=3).verdict == "not recorded"
