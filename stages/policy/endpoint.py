@@ -53,6 +53,7 @@ from composer_stages.policy.client import (
     max_response_bytes,
     retrying,
 )
+from composer_stages.policy.faults import excerpt
 from composer_stages.policy.origin import Origins, described
 from composer_stages.policy.reading import OverlongAnswer, UnreadableAnswer, make_record, read_record, time_of
 from composer_stages.policy.request_fields import LIMITS
@@ -637,6 +638,8 @@ class EndpointPolicy:
             source, read = self._waits.source, sample.prompt_read
             self._tell(Sentence("policy.prompt-cut", source=source, read=read))
             self._cut_prompts += 1
+        if sample.finish_reason == endings.MALFORMED:
+            self._tell(Sentence("policy.call-not-read", source=self._waits.source, text=excerpt(sample.text, 80)))
         # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:

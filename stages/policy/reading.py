@@ -12,7 +12,15 @@ import orjson
 
 from composer_stages import endings
 from composer_stages.data_files import load_toml
-from composer_stages.messages import MessageParts, ToolCall, read as parts_of, thought_of, without_calls, write
+from composer_stages.messages import (
+    MessageParts,
+    ToolCall,
+    answer_text,
+    read as parts_of,
+    thought_of,
+    without_calls,
+    write,
+)
 from composer_stages.policy.base import PolicyConfig, Sample
 from composer_stages.policy.bills import STOPS, completion_tokens, cost, parse, read_charge, short
 from composer_stages.policy.client import (
@@ -150,8 +158,10 @@ def read(
         raise _unusable("broken off", Sentence("policy.answer-broken-off", finish=word), usage)
     if ending == endings.UNKNOWN:
         raise _unusable("unknown ending", Sentence("policy.answer-ended-unknown", finish=word), usage)
-    if ending == endings.FINISHED and CALLED.search(word or "") and not parts_of(text).calls:
-        ending = endings.MALFORMED  # the server has lost the call that it tells of (vllm-project/vllm#53255)
+    unread = config.tool_calls == "native" and UNREAD.search(answer_text(text))
+    # The server has not read the call in the text, or has lost the one that it tells of (vllm-project/vllm#53255).
+    if ending == endings.FINISHED and (unread or CALLED.search(word or "")) and not parts_of(text).calls:
+        ending = endings.MALFORMED
     if ending == endings.FINISHED and completion_tokens(body) >= bounds.completion_tokens and parts_of(text).calls:
         ending = endings.CUT  # servers that read calls say that one was made, whether it is whole or not
     model, provider, fingerprint = (
@@ -178,6 +188,7 @@ def read(
 
 CALLED = re.compile("tool|function", re.IGNORECASE)
 """In words for an end by a call."""
+UNREAD = re.compile(TABLE["unread"])
 STREAM = re.compile(rb"\s*(:[^\n]*\s+)*(data|event|id|retry): ?\S")
 """The beginning of a stream of events, perhaps behind its comments."""
 

@@ -40,7 +40,9 @@ ASKED = {"messages": [{"role": "user", "content": "word " * 9000}], "max_tokens"
 def read_as(row: dict[str, Any], **more: Any) -> Sample:
     body = row["body"]
     raw = body.encode() if isinstance(body, str) else orjson.dumps(body)
-    config = PolicyConfig(**{"model": "m", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 64, **more})
+    calls = "native" if row.get("native") else "none"
+    about = {"model": "m", "base_url": "http://127.0.0.1:9/v1", "max_tokens": 64, "tool_calls": calls}
+    config = PolicyConfig(**{**about, **more})
     return read(
         raw, config, CallBounds(500, 64, ({"role": "user", "content": "Which word?"},)), latency_s=0, attempts=1
     )

@@ -130,6 +130,14 @@ def test_thoughts_are_sent_back_once_a_server_refuses_answers_without_them(tmp_p
     assert sum("reasoning_content" in line for line in said) == 1
 
 
+def test_a_call_that_the_server_has_not_read_is_named_once(tmp_path: Path) -> None:
+    said, text = list[str](), '{"name": "guess", "arguments": {"word": "a"}}'
+    with serving(lambda body, earlier: Reply(body=answer(text))) as server:
+        samples = asked(open_at(server.url, tmp_path, tool_calls="native", said=said), *"abc")
+    assert {(sample.text, sample.finish_reason) for sample in samples} == {(text, endings.MALFORMED)}
+    assert sum("policy.tool_calls=" in line and "guess" in line for line in said) == 1
+
+
 PAGE = "<!DOCTYPE html><title>Blocked</title>"
 
 
