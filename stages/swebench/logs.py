@@ -44,6 +44,13 @@ def _summary(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
                 yield words[1], words[0]
 
 
+def whole_names(log: str) -> LogStatuses:
+    """Parse the names with blanks of a summary of pytest in full, as swebench 5 does; the parsers end at a blank."""
+    parts = (line.partition(" ") for line in log.split("\n") if line.startswith(WORDS) and "::" in line)
+    names = {name.strip() if word == PASSED else name.partition(" - ")[0].strip(): word for word, _, name in parts}
+    return {name: word for name, word in names.items() if " " in name}
+
+
 def parse_log_pytest_options(log: str) -> LogStatuses:
     """Parse the summary where parameters are paths of the machine: only their last part is kept."""
     statuses: LogStatuses = {}
@@ -160,6 +167,11 @@ PARSERS: tuple[LogParser, ...] = (
 )
 _BY_NAME = {parser.__name__: parser for parser in PARSERS}
 LOG_PARSERS = {repo: _BY_NAME[name] for repo, name in load_toml(__package__, "parsers.toml").items()}
+NAMED_PARSERS = {
+    **{f"parse_log_{repo.partition('/')[2].partition('-')[0]}": parser for repo, parser in LOG_PARSERS.items()},
+    **_BY_NAME,
+}
+"""Parsers by the names that rows of swebench 5.0.2 have (harness/log_parsers: PARSER_REGISTRY), those for Python."""
 
 
 def to_outcomes(statuses: Mapping[str, str]) -> dict[str, str]:

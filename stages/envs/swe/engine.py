@@ -20,6 +20,8 @@ from composer_stages.sandbox.bubblewrap import TESTBED
 from composer_stages.sandbox.containers import START_S, WAITING, Container, User, find_engine, run_engine
 
 CONDA = "source /opt/miniconda3/bin/activate testbed 2>/dev/null || true\n"
+IMAGES = ("image", "docker_image", "image_name")
+"""Columns with a row's image: of swebench 5, SWE-rebench and SWE-smith."""
 REGISTRY = "docker.io/swebench/sweb.eval.x86_64"
 
 
@@ -33,7 +35,8 @@ def require_engine() -> str:
 
 def image_name(row: Mapping[str, Any]) -> str:
     """Return the row's own image, else the official one of its instance."""
-    return str(row.get("image") or f"{REGISTRY}.{str(row['instance_id']).lower().replace('__', '_1776_')}:latest")
+    own = next((row[name] for name in IMAGES if row.get(name)), None)
+    return str(own or f"{REGISTRY}.{str(row['instance_id']).lower().replace('__', '_1776_')}:latest")
 
 
 class CondaContainer(Container):

@@ -149,7 +149,7 @@ def instance_task(
         patch, hidden = row.get("patch") or "", patched_files(delivered, row["test_patch"])
         return RepoTask(
             delivered,
-            lists if by_script else tests.filtered(lists),
+            replace(lists, skip_fails=True) if by_script else tests.filtered(lists),
             lambda target: opened(target, session.LIMITS),
             lambda target: run_eval_script(row, runtime, target) if by_script else tests.run(runtime, target),
             hidden=hidden,

@@ -15,7 +15,8 @@ from composer_stages.envs.repo import trees
 from composer_stages.envs.task_table import hub_rows
 from composer_stages.errors import BadInput, InfrastructureError, UsageError
 from composer_stages.runs.kinds import Row
-from composer_stages.swebench.lists import LISTS, is_name_list
+from composer_stages.swebench.lists import LISTS, is_name_list, lists_of
+from composer_stages.swebench.logs import NAMED_PARSERS
 from composer_stages.swebench.rows import READABLE, read_records
 from composer_stages.words import Sentence
 
@@ -27,6 +28,8 @@ NEWER = ("image", "eval_script", "log_parser", "eval_type")
 OPTIONAL = frozenset({"hints_text", "created_at", "environment_setup_commit", "patch"})
 """Columns that nothing here depends on: rows of neighbouring data sets lack them."""
 OPTIONAL_WITH_SCRIPT = OPTIONAL | {"version"}
+KNOWN = {"log_parser": sorted(NAMED_PARSERS), "eval_type": ["pass_and_fail"]}
+"""Values of columns of the newer shape that can be graded here."""
 LITE = "SWE-bench/SWE-bench_Lite"
 
 
@@ -44,10 +47,24 @@ def load_from_hub(name: str, split: str) -> list[Row]:
 
 
 def select_instances(rows: list[Row], ids: Sequence[str], source: str) -> list[Row]:
-    """Return the rows with these ids, all where there are no ids; `UsageError` for an id that `source` lacks."""
+    """Return the rows with these ids, all where there are no ids.
+
+    `UsageError` for an id that `source` lacks; `BadInput` for a row that would be graded wrongly.
+    """
     if unknown := sorted(set(ids) - {row["instance_id"] for row in rows}):
         raise UsageError("envs.swe.no-instance", instance=unknown[0], source=source)
-    return [row for row in rows if not ids or row["instance_id"] in ids]
+    chosen = [row for row in rows if not ids or row["instance_id"] in ids]
+    for row in chosen:
+        values = {"where": source, "row": row["instance_id"]}
+        if not lists_of(row).fail_to_pass:
+            raise BadInput("envs.swe.nothing-to-pass", **values)
+        if not is_newer(row) and ".py" not in f"{row['test_patch']} {row['FAIL_TO_PASS']}":
+            raise BadInput("envs.swe.no-python-tests", **values)
+        if unknown := next((name for name, known in KNOWN.items() if is_newer(row) and row[name] not in known), None):
+            raise BadInput(
+                "envs.swe.unknown-grading", column=unknown, value=row[unknown], known=KNOWN[unknown], **values
+            )
+    return chosen
 
 
 def check_rows(rows: Sequence[Any], where: str) -> list[Row]:

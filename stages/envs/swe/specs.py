@@ -35,6 +35,8 @@ IN_PLACE = re.compile(r"(pip install(?: -(?!e\b)\S+)* )\.")
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 GONE = re.compile(r"^(?:rename from (.*?)|--- a/(?=.*\n\+\+\+ /dev/null)(.*?))(?:\t.*)?\r?$", re.MULTILINE)
 """Head of a file in a patch that is not there afterwards."""
+EXIT_CODE = ">>>>> Test Exit Code"
+"""Words before the exit code of the tests that a script prints."""
 LOG_WORDS = {outcome: word for word, outcome in logs.OUTCOMES.items()} | {"xpassed": "XPASS"}
 SEVERITY = {"passed": 0, "xfailed": 1, "skipped": 2, "xpassed": 3, "failed": 4, "error": 5}
 
@@ -160,8 +162,11 @@ def statuses_by_log_name(nodes: Mapping[str, str], repo: str) -> Statuses:
     that pytest skips is missing, and fails.
     """
     ordered = sorted(nodes.items(), key=lambda item: SEVERITY[item[1]])
-    log = "".join(f"{LOG_WORDS[outcome]} {node}\n" for node, outcome in ordered if outcome not in NEUTRAL)
-    return logs.to_outcomes(logs.log_parser(repo)(log))
+    reported = {node: outcome for node, outcome in ordered if outcome not in NEUTRAL}
+    log = "".join(f"{LOG_WORDS[outcome]} {node}\n" for node, outcome in reported.items())
+    # Lists of other programs have names with blanks in full.
+    whole = {node: outcome for node, outcome in reported.items() if " " in node}
+    return whole | logs.to_outcomes(logs.log_parser(repo)(log))
 
 
 def run_eval_script(row: Mapping[str, Any], runtime: TestRuntime, tree: Path) -> TestOutcomes:
@@ -169,5 +174,9 @@ def run_eval_script(row: Mapping[str, Any], runtime: TestRuntime, tree: Path) ->
     result = runtime.run(tree, f"set -o pipefail; exec 2>&1\n{row['eval_script']}")
     parts = result.output.split(logs.START)
     text = parts[1].split(logs.END)[0] if len(parts) == 2 and logs.END in parts[1] else ""
-    statuses = logs.to_outcomes(logs.log_parser(row["repo"])(text))
+    statuses = logs.to_outcomes(logs.whole_names(text) | logs.NAMED_PARSERS[row["log_parser"]](text))
+    # As swebench 5.0.2 (harness/grading.py: get_logs_eval): a log without a failure is not that of tests that failed.
+    code = re.search(rf"{re.escape(EXIT_CODE)}:\s*(-?\d+)", result.output)
+    if code and code[1] != "0" and not {"failed", "error"} & set(statuses.values()):
+        statuses = {}
     return TestOutcomes(statuses, len(parts) > 2, result.output, result.timed_out)

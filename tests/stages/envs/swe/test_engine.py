@@ -73,7 +73,8 @@ def test_the_official_image_or_the_rows_own() -> None:
         image_name({"instance_id": "Django__django-11099"})
         == "docker.io/swebench/sweb.eval.x86_64.django_1776_django-11099:latest"
     )
-    assert image_name({"instance_id": "a__b-1", "image": "mine:1"}) == "mine:1"
+    for column in ("image", "docker_image", "image_name"):
+        assert image_name({"instance_id": "a__b-1", "image": None, column: "mine:1"}) == "mine:1"
 
 
 def test_an_engine_that_does_not_answer_is_none(tmp_path: Path) -> None:

@@ -15,7 +15,15 @@ from support.transcripts import document, jsonl
 
 from composer_stages.envs.repo import trees
 from composer_stages.envs.swe import instances
-from composer_stages.envs.swe.instances import CLASSIC, NEWER, is_newer, load, patched_files, touched_paths
+from composer_stages.envs.swe.instances import (
+    CLASSIC,
+    NEWER,
+    is_newer,
+    load,
+    patched_files,
+    select_instances,
+    touched_paths,
+)
 from composer_stages.errors import BadInput, InfrastructureError
 
 SHARED = REAL / "swe-lite"
@@ -25,6 +33,8 @@ CLASSIC_ROW: dict[str, Any] = {name: f"some {name}" for name in CLASSIC} | {
     "PASS_TO_PASS": "[]",
 }
 NEWER_ROW = CLASSIC_ROW | {name: f"some {name}" for name in NEWER} | {"FAIL_TO_PASS": ["t.py::test_it"]}
+
+GRADED = NEWER_ROW | {"log_parser": "parse_log_astropy", "eval_type": "pass_and_fail"}
 
 
 def written(rows: list[Any], path: Path) -> Path:
@@ -66,6 +76,21 @@ def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
 def test_lists_that_are_none_are_named(value: Any, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="row a__b-1: PASS_TO_PASS is not a list of test names"):
         load(written([CLASSIC_ROW | {"PASS_TO_PASS": value}], tmp_path / "rows.json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "values"),
+    [
+        ({"FAIL_TO_PASS": "[]"}, "nothing-to-pass", {}),
+        ({"FAIL_TO_PASS": ["AppTest.testAdd"]}, "no-python-tests", {}),
+        (GRADED | {"log_parser": "parse_log_jest"}, "unknown-grading", {"column": "log_parser"}),
+        (GRADED | {"eval_type": "fail_only"}, "unknown-grading", {"column": "eval_type", "value": "fail_only"}),
+    ],
+)
+def test_rows_that_would_be_graded_wrongly_are_named(change: dict[str, Any], code: str, values: dict[str, Any]) -> None:
+    rows = [GRADED, CLASSIC_ROW | change | {"instance_id": "a__b-2"}]
+    assert select_instances(rows, ["a__b-1"], "rows") == rows[:1]
+    refused(lambda: select_instances(rows, [], "rows"), BadInput, code=f"envs.swe.{code}", row="a__b-2", **values)
 
 
 def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:

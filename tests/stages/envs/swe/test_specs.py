@@ -1,7 +1,13 @@
 """Outcomes of a live run get the names and the meaning that the log of the same run would have for swebench."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
 from composer_stages.envs.swe import specs
 from composer_stages.envs.swe.specs import DJANGO, EnvironmentSpec
+from composer_stages.sandbox import CommandResult
 from composer_stages.swebench import logs
 from composer_stages.swebench.lists import TestLists
 
@@ -18,9 +24,30 @@ ERROR t.py::e - boom
 
 def test_live_outcomes_are_those_of_the_log() -> None:
     statuses = specs.statuses_by_log_name(NODES, "pallets/flask")
-    assert statuses == {"t.py::a": "passed", "t.py::b[x": "xfailed", "t.py::e": "error"}
-    assert logs.to_outcomes(logs.log_parser("pallets/flask")(SUMMARY)) == {"[1]": "skipped", **statuses}
+    of_log = {"t.py::a": "passed", "t.py::b[x": "xfailed", "t.py::e": "error"}
+    assert statuses == of_log | {"t.py::b[x y]": "xfailed"}, "lists of other programs have names in full"
+    assert logs.to_outcomes(logs.log_parser("pallets/flask")(SUMMARY)) == {"[1]": "skipped", **of_log}
     assert not TestLists(("t.py::c",), ()).resolved(statuses), "a skipped test is missing for swebench, and fails"
+
+
+@pytest.mark.parametrize(
+    ("parser", "log", "code", "resolved"),
+    [
+        ("parse_log_pytest", "PASSED t.py::b[x y]", 0, True),
+        ("parse_log_astropy", "PASSED t.py::b[x y]", "", True),
+        ("parse_log_pytest", "FAILED t.py::b[x y] - assert 1 - 2", 1, False),
+        ("parse_log_pytest", "PASSED t.py::b[x y]\nPASSED t.py::c", 1, False),  # printed by another than pytest
+        ("parse_log_pytest", "SKIPPED t.py::b[x y]", 0, False),
+        ("parse_log_django", "t.py::b[x y] ... ok", 0, True),
+    ],
+)
+def test_a_rows_script_is_read_by_the_rows_parser(parser: str, log: str, code: object, resolved: bool) -> None:
+    output = f"{logs.START}\n{log}\n{logs.END}\n{specs.EXIT_CODE}: {code}\n"
+    result = CommandResult(output, 0, 0.0, timed_out=False, output_bytes=len(output), killed_for=None)
+    runtime = SimpleNamespace(run=lambda tree, command: result)
+    row = {"repo": "new/one", "eval_script": "", "log_parser": parser}
+    outcomes = specs.run_eval_script(row, runtime, Path())  # type: ignore[arg-type]
+    assert TestLists(("t.py::b[x y]",), (), skip_fails=True).resolved(outcomes.statuses) is resolved
 
 
 def test_a_test_that_djangos_runner_skips_is_named_and_counts_neither_way() -> None:
