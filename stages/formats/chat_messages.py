@@ -6,12 +6,14 @@ either of two spellings, the task under `instance_id` and its like, the verdict 
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from composer_stages import json_text
 from composer_stages.formats.base import FIELDS, Origin, Reader, Record, Trajectory
 from composer_stages.formats.measurement import REWARD, MeasuredSample, State
-from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.messages import message, split_turns, user_messages
+from composer_stages.messages import Message
 from composer_stages.words import Sentence
 
 NAME = "messages"
@@ -20,6 +22,10 @@ NAME = "messages"
 COLUMNS: dict[str, list[str]] = FIELDS["columns"]
 OF_TRAJECTORY = ("own_id", "model", "statement", "submission", "terminated_by")
 """Fields of a trajectory that are columns."""
+CALLS = ("function_call", "tool_call")
+"""Roles of messages that are calls of the model, as JSON."""
+SPOKEN = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""What a message may hold in place of a text."""
 OTHERS = frozenset({"info", "history", "trajectory_format", "replay_config", "environment", "completion", "session_id"})
 """Keys of other programs' own records, which have readers of their own."""
 
@@ -49,13 +55,30 @@ def _list(record: Record, names: list[str]) -> list[Any] | None:
     return value if isinstance(value, list) else None
 
 
+def _messages(raw: Record) -> Iterator[Message]:
+    """Yield the messages of one entry: several of a user's in Anthropic's form that holds results of calls."""
+    names = COLUMNS["content"]
+    role, content = _first(raw, COLUMNS["role"]), next(filter(None, map(raw.get, names)), None)
+    if not {*names, *SPOKEN} & raw.keys():
+        raise ValueError(Sentence("formats.message-without-text", keys=[*raw], names=names))
+    if role in CALLS:
+        with suppress(ValueError):
+            content = json_text.loads(content) if isinstance(content, str) else content
+        calls = content if isinstance(content, list) else [content]
+        # What is no JSON, as in templates that write calls as tags, stays as it is.
+        is_text = isinstance(content, str)
+        yield message({"role": "assistant", **({"content": content} if is_text else {"tool_calls": calls})})
+    elif role == "user" and isinstance(content, list):
+        yield from user_messages(content)
+    else:
+        yield message({**raw, "role": role, "content": content})
+
+
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a row. A row without any message of the model is a rollout that failed before it."""
     del origin
     raw = _list(record, COLUMNS["messages"]) or []
-    opening, turns = split_turns(
-        [message({**m, "role": _first(m, COLUMNS["role"]), "content": _first(m, COLUMNS["content"])}) for m in raw]
-    )
+    opening, turns = split_turns([item for each in raw for item in _messages(each)])
     task, resolved, reward = (_first(record, COLUMNS[name]) for name in ("task", "verdict", "reward"))
     # Some sets write the verdict as 0 or 1.
     if resolved in (0, 1) and not isinstance(resolved, str):

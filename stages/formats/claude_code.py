@@ -14,8 +14,6 @@ The format has no specification. Read from the description of skillsynchq/txcrip
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import compress
-from operator import not_
 from typing import Any
 
 from composer_stages.formats.base import (
@@ -29,7 +27,7 @@ from composer_stages.formats.base import (
     path_to_root,
     seconds,
 )
-from composer_stages.formats.messages import context, message, spoken, text
+from composer_stages.formats.messages import context, spoken, text, user_messages
 from composer_stages.messages import Message, write
 from composer_stages.rollouts import missing
 from composer_stages.words import Sentence
@@ -255,11 +253,11 @@ def trajectories(record: Record, origin: Origin, limit: int = LONGEST) -> Iterat
 
 def _rollout(session: ClaudeSession, path: list[SessionAnswer], yielded: set[str], *, is_main: bool) -> Trajectory:
     lines = [line for line in session.lines_before(path[0]) if line["type"] == "user"]
-    opening: list[Message] = [item for line in lines for item in _input(line["message"]["content"])]
+    opening: list[Message] = [item for line in lines for item in user_messages(line["message"]["content"])]
     turns: list[ImportedTurn] = []
     for answer, following in zip(path, [*path[1:], None], strict=True):
         inputs = session.inputs_after(answer, following)
-        turn = _turn(answer, [message for line in inputs for message in _input(line["message"]["content"])])
+        turn = _turn(answer, [message for line in inputs for message in user_messages(line["message"]["content"])])
         if answer.key in yielded:
             messages: list[Message] = [{"role": "assistant", "content": turn.action}, *turn.observed]
             context(opening, turns).extend(messages)
@@ -287,16 +285,6 @@ def _rollout(session: ClaudeSession, path: list[SessionAnswer], yielded: set[str
             **last_line["about"],
         },
     )
-
-
-def _input(content: Any) -> Iterator[Message]:
-    """Yield the messages of a user's line: the results of calls, then all other parts."""
-    parts = content if isinstance(content, list) else [content]
-    results = [isinstance(part, dict) and part.get("type") == "tool_result" for part in parts]
-    for part in compress(parts, results):
-        yield {"role": "tool", "content": text(part.get("content"))}
-    if other_parts := list(compress(parts, map(not_, results))):
-        yield message({"role": "user", "content": other_parts})
 
 
 def _turn(answer: SessionAnswer, observed: list[Message]) -> ImportedTurn:

@@ -1,15 +1,18 @@
 """Chat messages of every dialect as role and text: content parts, reasoning, tool calls, OpenAI Responses items."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from composer_stages import json_text
 from composer_stages.formats.base import FIELDS, ImportedTurn
 from composer_stages.messages import OMITTED, Message, MessageParts, ToolCall, thought_of, without_calls, write
+from composer_stages.words import Sentence
 
-ROLES = {name: role for role, names in FIELDS["roles"].items() for name in names}
+ROLES = {name: role for role, names in FIELDS["roles"].items() for name in (role, *names)}
 RESULTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 """Types of Responses items that hold the result of a call."""
 BOOKKEEPING = {"type", "id", "call_id", "status", "output", "outputs", "results"}
@@ -17,9 +20,24 @@ BOOKKEEPING = {"type", "id", "call_id", "status", "output", "outputs", "results"
 
 
 def message(raw: Mapping[str, Any]) -> Message:
-    """Return one message as role and text; a part that is neither text nor a tool call leaves a mark."""
-    role = ROLES.get(raw["role"], raw["role"])
+    """Return one message as role and text; a part that is neither text nor a tool call leaves a mark.
+
+    `ValueError` for a role that no dialect has.
+    """
+    role = ROLES.get(str(raw["role"]).lower())
+    if role is None:
+        raise ValueError(Sentence("formats.unknown-role", role=f"{raw['role']!r:.40}", roles=[*FIELDS["roles"]]))
     return {"role": role, "content": write(spoken(raw)) if role == "assistant" else text(raw.get("content"))}
+
+
+def user_messages(content: Any) -> Iterator[Message]:
+    """Yield the messages of a user's content in Anthropic's form: the results of calls, then all other parts."""
+    parts = content if isinstance(content, list) else [content]
+    results = [isinstance(part, Mapping) and part.get("type") == "tool_result" for part in parts]
+    for part in compress(parts, results):
+        yield {"role": "tool", "content": text(part.get("content"))}
+    if other_parts := list(compress(parts, map(not_, results))):
+        yield message({"role": "user", "content": other_parts})
 
 
 def spoken(raw: Mapping[str, Any]) -> MessageParts:

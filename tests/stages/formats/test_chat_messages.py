@@ -49,6 +49,41 @@ def test_from_value_messages_and_numeric_verdicts_are_read(tmp_path: Path) -> No
     assert rollouts[0].opening == [user("q")]
 
 
+CALLED = '{"name": "bash", "arguments": {"command": "ls"}}'
+BLOCKS = {"type": "tool_use", "id": "1", "name": "bash", "input": {"command": "ls"}}, {"type": "tool_result"}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (("from", "value"), [("system", "s"), ("human", "q"), ("function_call", CALLED), ("observation", "out")]),
+        (("role", "content"), [("System", "s"), ("User", "q"), ("tool_call", f"[{CALLED}]"), ("tool_response", "out")]),
+        (("role", "text"), [("system", "s"), ("user", "q"), ("ai", CALLED), ("environment", "out")]),
+        (("role", "content"), [("system", "s"), ("user", "q"), ("assistant", [BLOCKS[0]]),
+            ("user", [{**BLOCKS[1], "tool_use_id": "1", "content": "out"}])]),
+    ],
+    ids=["ShareGPT", "capitals", "text", "Anthropic"],
+)  # fmt: skip
+def test_messages_of_other_dialects_keep_their_roles_and_texts(
+    tmp_path: Path, key: tuple[str, str], said: list[tuple[str, Any]]
+) -> None:
+    chat = [dict(zip(key, entry, strict=True)) for entry in said]
+    ((rollout,), drops, _) = read(jsonl(tmp_path / "x.jsonl", row(chat)))
+    assert rollout.opening == [system("s"), user("q")] and not drops
+    (turn,) = rollout.turns
+    assert turn.action == (CALLED if key[1] == "text" else action("", ("bash", '{"command": "ls"}')))
+    assert turn.observed == [{"role": "tool", "content": "out"}]
+
+
+@pytest.mark.parametrize(
+    "strange", [{"role": "critic", "content": "No."}, {"role": "user", "body": "q"}, {"role": "user", "message": "q"}]
+)
+def test_a_role_or_a_text_under_an_unknown_name_is_named(tmp_path: Path, strange: dict[str, str]) -> None:
+    rollouts, (drop,), _ = read(jsonl(tmp_path / "x.jsonl", row([*CHAT, strange])))
+    assert not rollouts and drop.reason == "malformed_record"
+    assert ("critic" if "content" in strange else [*strange][1]) in drop.detail
+
+
 EMPTY: dict[str, tuple[str, dict[str, Any], str]] = {
     "a row of messages": ("x.jsonl", row([]), "messages"),
     "a row of a trajectory": ("x.jsonl", row([], "trajectory", resolved=False), "messages"),
