@@ -23,6 +23,7 @@ import orjson
 from jaxtyping import Float
 from transformers import GenerationConfig
 
+from composer_stages import endings
 from composer_stages.errors import ComposerError, InfrastructureError, UsageError
 from composer_stages.policy import adapters, background, model_checks
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
@@ -130,12 +131,13 @@ class Completions:
             body, attempts = await self._ask("/completions", request)
         try:
             choice = body["choices"][0]
-            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            ids = choice["token_ids"]
+            logprobs = [min(float(logprob), 0.0) for logprob in choice["logprobs"]["token_logprobs"]]
         except (KeyError, IndexError, TypeError):
             ids = logprobs = None
         if ids is None or logprobs is None or len(ids) != len(logprobs) or choice["prompt_token_ids"] != list(prompt):
             raise UsageError("policy.no-token-ids", base_url=self._config.base_url, model=model)
-        return Completion(ids, [min(logprob, 0.0) for logprob in logprobs], attempts)
+        return Completion(ids, logprobs, attempts)
 
     async def score(self, model: str, prompt: Sequence[int], completion: Sequence[int]) -> list[float]:
         """Return the natural log-prob, before temperature, of each token of a given completion of a prompt."""
@@ -310,6 +312,9 @@ class Completions:
             except ValueError as error:
                 raise RetryableError("garbage", Sentence("policy.answer-not-json", error=str(error))) from None
             self._version = read.get("system_fingerprint") or self._version
+            words = [choice.get("finish_reason") or "" for choice in read.get("choices") or ()]
+            if broken := [word for word in words if endings.ending_of(word) == endings.BROKEN]:
+                raise RetryableError("garbage", Sentence("policy.answer-broken-off", finish=broken[0]))
             return read
 
         return await self._repeated(launch)

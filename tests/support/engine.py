@@ -34,7 +34,7 @@ class Engine:
     answers 500 to so many completions; `narrow` takes 40 tokens; `lonely` answers 500 where a scoring meets another
     request, as vLLM dies of it on a CPU; `spanning` answers wait after so many tokens until all weights have been
     replaced; `likeliest` tells so many tokens at each place of a prompt, 20 without; `mute` leaves out the middle
-    of a prompt from the scoring of this number on."""
+    of a prompt from the scoring of this number on; `aborting` breaks so many answers off."""
 
     folder: Path
     faults: dict[str, int] = field(default_factory=dict)
@@ -177,6 +177,9 @@ class Engine:
         self.under_way += 1
         ids, logprobs = self.sampled(model, prompt, body)
         self.under_way -= 1
+        if self.faults.get("aborting", 0) > 0:
+            self.faults["aborting"] -= 1
+            ids, logprobs, choice["finish_reason"] = ids[:1], logprobs[:1], "abort"
         choice |= {"token_ids": None if "textual" in self.faults else ids, "logprobs": {"token_logprobs": logprobs}}
         return 200, {"choices": [choice], "system_fingerprint": "engine-1"}
 

@@ -139,6 +139,9 @@ def test_temporary_errors_are_retried_and_lasting_errors_reported(tiny: Path, tm
         engine.faults["broken"] = 1
         (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert sample.error_type is None and sample.attempts == 2
+        engine.faults["aborting"] = 1
+        (again,) = ask_all(policy, [Turn(QUESTION, 0)])
+        assert again.attempts == 2 and len(again.completion_ids or ()) > 1, "no part of an answer is taken"
         engine.faults["broken"] = 9
         (sample,) = ask_all(policy, [Turn(QUESTION, 0)])
         assert (sample.error_type, sample.text) == ("server", "")
