@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from composer_stages.backends import resources
 from composer_stages.errors import UsageError
-from composer_stages.messages import declares_tools, pin_settings
+from composer_stages.messages import declares_tools, pin_settings, turn_form
 from composer_stages.policy import adapters, base, model_checks, sampling
 from composer_stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from composer_stages.policy.model_facts import ModelFacts
@@ -43,6 +43,9 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     notices = [Sentence("policy.no-system-messages", model=config.model)] if folded else []
     if config.tool_calls != "none" and not declares_tools(tokenizer):
         notices.append(Sentence("policy.no-tool-declarations", model=config.model))
+    form, eos = turn_form(tokenizer), tokenizer.eos_token
+    if not form.end and form.closing.strip():  # behind nothing, the mark of the next role may end an answer (GLM)
+        notices.append(Sentence("policy.no-end-token", model=config.model, closing=form.closing, eos=eos))
     for text in notices:
         with activity(Notice(text)):
             pass

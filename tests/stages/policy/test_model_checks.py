@@ -90,6 +90,17 @@ def test_large_weights_whose_sum_overflows_are_finite(tmp_path: Path) -> None:
     load_model(PolicyConfig(model=str(folder)), listener=lambda *_: None)
 
 
+@pytest.mark.parametrize(("end", "told"), [("</s>", 1), ("<|im_end|>", 0), ("", 0)])
+def test_an_end_of_answers_that_is_no_token_is_named(end: str, told: int, tmp_path: Path) -> None:
+    """A template that was given to a model without its tokens: answers go on until eos."""
+    template(PLAIN.replace("<|im_end|>", end))(folder := save_tiny(tmp_path / "model", characters=None))
+    said: list[str] = []
+    with on_activity(said.append):
+        load_tokenizer(str(folder), PolicyConfig(model=str(folder)))
+    notices = [line for line in said if isinstance(line, Notice)]
+    assert len(notices) == told and all(end in line for line in notices)
+
+
 # A template without system messages
 
 
