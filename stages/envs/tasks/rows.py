@@ -11,7 +11,6 @@ All rows are checked before anything starts, and every one that cannot be used i
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -22,7 +21,7 @@ from composer_stages.envs import folders
 from composer_stages.envs.base import Split
 from composer_stages.envs.repo import trees
 from composer_stages.envs.task_table import MOST_REPORTED, hub_rows, no_such_field, numbered_lines, parse_line
-from composer_stages.envs.tasks import values
+from composer_stages.envs.tasks import tables, values
 from composer_stages.errors import BadInput, refusal
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
@@ -243,8 +242,8 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
             table = pq.read_table(file)
         except OSError as error:
             raise BadInput("envs.tasks.parquet-not-readable", path=path, error=error) from None
-        # Structs of Parquet have the fields of all rows, so that mappings may travel as JSON text.
-        yield from ((f"row {number}", _parse_table_row(row)) for number, row in enumerate(table.to_pylist(), 1))
+        for number, row in enumerate(table.to_pylist(), 1):
+            yield f"row {number}", _parsed(row, table.schema)
     elif file.exists() or file.suffix or path.count("/") != 1:
         kind = "a folder" if file.is_dir() else "no .jsonl or .parquet file"
         raise BadInput("envs.tasks.not-a-row-file", path=path, kind=kind)
@@ -252,23 +251,14 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
         for name, part in hub_rows(path, Sentence("envs.tasks.name-a-file")).items():
             for number, row in enumerate(part, 1):
                 split = row.get("split") or {"train": "train", "test": "eval", "validation": "eval"}.get(name)
-                yield f"{name}, row {number}", _parse_table_row({**row, "split": split})
+                yield f"{name}, row {number}", _parsed({**row, "split": split})
 
 
-MAPPINGS = ("files", "hidden", "solution")
-
-
-def _parse_table_row(row: Row) -> Row:
-    """Return a row of a table: mappings that are JSON text, or lists of pairs, as mappings."""
-    parsed = dict(row)
-    for name in MAPPINGS:
-        value = parsed.get(name)
-        if isinstance(value, str):
-            with suppress(ValueError):  # what is no JSON is refused by TaskRow, with the value
-                parsed[name] = json_text.loads(value)
-        elif isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
-            parsed[name] = dict(value)
-    return parsed
+def _parsed(row: Row, types: Any = ()) -> Row | BadInput:
+    try:
+        return tables.parse_row(row, types)
+    except BadInput as error:
+        return error
 
 
 def _find_missing_source(row: Mapping[str, Any]) -> str:

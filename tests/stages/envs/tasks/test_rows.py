@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.refusals import refused
 from support.transcripts import jsonl
 
 from composer_stages.envs import task_table
 from composer_stages.envs.task_table import DIVIDED_BY, MOST_REPORTED, family_of, split_rows
-from composer_stages.envs.tasks import rows
+from composer_stages.envs.tasks import rows, tables
 from composer_stages.errors import BadInput, UsageError
 
 GOOD: dict[str, Any] = {"prompt": "Write answer.txt.", "test": "test -f answer.txt"}
@@ -115,6 +116,55 @@ def test_tables_may_hold_mappings_as_json_and_nulls(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "my.parquet")
     first, second = rows.load(str(tmp_path / "my.parquet"))
     assert first["files"] == {"a.py": "x = 1"} and second["files"] == {} and second["family"] == "f"
+
+
+CALL = {"function": "a:f", "args": [1], "returns": 2}
+BOTH = [CALL | {"kwargs": {"x": 1}, "returns": {"k": 1}}, {"function": "a:f", "raises": "ValueError"}]
+SCRIPTS = [{"command": "a", "stdout": "1"}, {"command": "b", "files": {"out": "1"}, "stdin": "2"}]
+
+
+@pytest.mark.parametrize(
+    "written_rows",
+    [
+        [
+            {"prompt": p, "files": {f: ""}, "solution": {f: "1"}, "test": "true"}
+            for p, f in (("p", "a.py"), ("q", "b.py"))
+        ],
+        [{"prompt": "p", "calls": BOTH}, {"prompt": "q", "calls": [CALL | {"returns": None}]}],
+        [{"prompt": "p", "calls": json.dumps([CALL | {"kwargs": {"x": None}, "returns": [{"k": None}]}])}],
+        [{"prompt": "p", "script": SCRIPTS}],
+    ],
+)
+def test_a_table_gives_the_rows_that_were_written(tmp_path: Path, written_rows: list[dict]) -> None:
+    """Structs have null for the fields of other rows; Arrow's type of JSON is text."""
+    decoded = [
+        {k: json.loads(v) if k == "calls" and isinstance(v, str) else v for k, v in r.items()} for r in written_rows
+    ]
+    ours = [{**row, "folder": ""} for row in rows.load(written(tmp_path, *decoded))]
+    pq.write_table(pa.Table.from_pylist(written_rows), tmp_path / "my.parquet")
+    assert [{**row, "folder": ""} for row in rows.load(str(tmp_path / "my.parquet"))] == ours
+
+
+@pytest.mark.parametrize(
+    ("row", "path"),
+    [
+        ({"calls": [CALL | {"kwargs": {"x": 1, "y": None}}]}, "kwargs.y"),
+        ({"calls": [CALL | {"returns": [{"k": {"a": 1, "b": None}}]}]}, "returns.k.b"),
+        ({"test": "true", "files": {"a.py": ""}, "solution": {"a.py": None, "b.py": ""}}, "a.py"),
+        ({"test": "true", "archive": "a.zip", "solution": {"a.py": None, "b.py": ""}}, "a.py"),
+    ],
+)
+def test_a_null_of_a_table_that_may_be_a_value_is_named(row: dict, path: str) -> None:
+    refused(lambda: tables.parse_row(row), BadInput, code="envs.tasks.null-in-table", path=path)
+
+
+def test_json_of_arrow_is_read(tmp_path: Path) -> None:
+    values = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"k": null}', '"{}"']))
+    calls = pa.StructArray.from_arrays([pa.array(["a:f", "a:g"]), values], names=["function", "returns"])
+    table = pa.table({"prompt": ["p"], "calls": pa.ListArray.from_arrays([0, 2], calls)})
+    pq.write_table(table, tmp_path / "my.parquet")
+    [row] = rows.load(str(tmp_path / "my.parquet"))
+    assert [call["returns"] for call in row["calls"]] == [{"k": None}, "{}"]
 
 
 def test_values_of_calls_tell_rows_apart_and_an_id_is_that_of_a_row(tmp_path: Path) -> None:
