@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -24,6 +24,9 @@ from composer_stages.runs import hub, store
 from composer_stages.runs.kinds import TASK, Row
 from composer_stages.runs.run import Run
 from composer_stages.words import Sentence
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COLUMNS = ("task_id", "env", "split", "family", "prompt")
 
@@ -56,14 +59,35 @@ def identity(folder: str) -> str:
 
 
 def read_rows(path: Path, *, measured: bool = True) -> list[Row]:
-    """Read a file of JSON objects, one a line.
+    """Read a file of JSON objects, one a line, or a Parquet file.
 
     A file named *.gz is unpacked. The tokens NaN, Infinity and -Infinity, which are no JSON but which Python and others
     write, are the numbers that they say, or None where the rows are measured: such a number is unknown. Raises BadInput
     with the file, and the line where there is one.
     """
+    if path.suffix == ".parquet":
+        return list(read_parquet(path).to_pylist())
     lines = numbered_lines(path)
     return [parse_line(line, f"{path}, line {number}: ", measured=measured) for number, line in lines]
+
+
+def read_parquet(path: Path) -> "pa.Table":
+    """Read a Parquet file; BadInput where it is none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as file:
+            return pq.read_table(file)
+    except pa.ArrowException as error:
+        raise BadInput("envs.parquet-not-readable", path=path, error=error) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> BadInput:
+    reason = error.strerror or error
+    return BadInput("envs.file-unreadable", path=path, reason=reason, nearest=store.nearest(path))
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -74,7 +98,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise BadInput("envs.file-damaged", path=path, error=error) from None
     except OSError as error:
-        raise BadInput("envs.file-unreadable", path=path, reason=error.strerror, nearest=store.nearest(path)) from None
+        raise _unreadable(path, error) from None
     # split and not splitlines, which also cuts at U+2028 and its like, and these are legal inside a JSON string.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     # One that is nested too deeply is no array of rows: who reads the line says so.

@@ -112,9 +112,9 @@ def canonical_text(value: Any) -> str:
 class CodeEnv:
     """Implements Environment, ComparesOutcomes, HasSolutions, HasSize and LeavesOut.
 
-    `path`: a file of JSON lines, or a data set of the hub (`rows` lists the formats and the splits), by default MBPP;
-    `eval_path`: another one for the split eval. `answers`: after a wrong answer that is not the last, the agent is told
-    which shown assertion fails. An answer with which they hold ends the rollout.
+    `path`: a file of JSON lines or Parquet, or a data set of the hub (`rows` lists the formats and the splits), by
+    default MBPP; `eval_path`: another one for the split eval. `answers`: after a wrong answer that is not the last, the
+    agent is told which shown assertion fails. An answer with which they hold ends the rollout.
     """
 
     name = "code"

@@ -85,9 +85,9 @@ class Gsm8kEnv(AnsweredEnv):
 
     The reward is 1 when the final answer (answers.py) equals the recorded one, which math-verify decides, else 0.
 
-    `path`: a file of JSON lines with `question` and `answer`, the latter ending with `#### <number>`, or, with `kind`
-    "math", being any expression; `eval_path`: another one for the split eval. Without `path` the rows are those of
-    openai/gsm8k on the hub.
+    `path`: a file of JSON lines or Parquet with `question` and `answer`, the latter ending with `#### <number>`, or,
+    with `kind` "math", being any expression; `eval_path`: another one for the split eval. Without `path` the rows are
+    those of openai/gsm8k on the hub.
     """
 
     name, system = "gsm8k", SYSTEM

@@ -20,7 +20,14 @@ from composer_stages import json_text
 from composer_stages.envs import folders
 from composer_stages.envs.base import Split
 from composer_stages.envs.repo import trees
-from composer_stages.envs.task_table import MOST_REPORTED, hub_rows, no_such_field, numbered_lines, parse_line
+from composer_stages.envs.task_table import (
+    MOST_REPORTED,
+    hub_rows,
+    no_such_field,
+    numbered_lines,
+    parse_line,
+    read_parquet,
+)
 from composer_stages.envs.tasks import tables, values
 from composer_stages.errors import BadInput, refusal
 from composer_stages.runs import store
@@ -236,12 +243,7 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
             except BadInput as error:
                 yield f"line {number}", error
     elif file.suffix == ".parquet":
-        try:
-            import pyarrow.parquet as pq
-
-            table = pq.read_table(file)
-        except OSError as error:
-            raise BadInput("envs.tasks.parquet-not-readable", path=path, error=error) from None
+        table = read_parquet(file)
         for number, row in enumerate(table.to_pylist(), 1):
             yield f"row {number}", _parsed(row, table.schema)
     elif file.exists() or file.suffix or path.count("/") != 1:

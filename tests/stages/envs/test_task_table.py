@@ -1,9 +1,11 @@
-"""Rows of files of JSON lines, plain and compressed."""
+"""Rows of files of JSON lines, plain and compressed, and of Parquet."""
 
 import gzip
 import math
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from composer_stages.envs.task_table import read_rows
@@ -15,6 +17,8 @@ def test_rows_plain_and_gzipped(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(text)
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     expected = [{"a": 1, "b": None}, {"a": "\u2028", "b": None}]
+    pq.write_table(pa.Table.from_pylist([{**row, "a": str(row["a"])} for row in expected]), tmp_path / "rows.parquet")
+    assert read_rows(tmp_path / "rows.parquet") == [{"a": "1", "b": None}, {"a": "\u2028", "b": None}]
     assert read_rows(tmp_path / "rows.jsonl") == read_rows(tmp_path / "rows.jsonl.gz") == expected
     assert read_rows(tmp_path / "rows.jsonl", measured=False)[1] == {"a": "\u2028", "b": -math.inf}
 
@@ -31,6 +35,8 @@ def test_rows_plain_and_gzipped(tmp_path: Path) -> None:
         ("rows.jsonl", b"\xff", "is damaged"),
         ("rows.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999, mtime=0)[:-20], "is damaged"),
         ("rows.jsonl", None, r"cannot be read \(No such file"),
+        ("rows.parquet", None, r"cannot be read \(No such file"),
+        ("rows.parquet", b"x", "is no Parquet file"),
     ],
 )
 def test_what_is_no_row_is_named(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
