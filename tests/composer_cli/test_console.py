@@ -151,13 +151,16 @@ def on_a_terminal(words, root, code=0, **more):
 @pytest.mark.slow
 def test_a_check_of_tasks_has_a_bar_and_lists_what_a_forgery_passes(tmp_path):
     solved = {"prompt": "p", "test": "grep -qx 1 a", "solution": {"a": "1\n"}, "split": "train"}
-    code = {"test": "python3 -c 'import a; assert a.f() == 1'", "solution": {"a.py": "def f():\n    return 1\n"}}
+    code = {"test": "python3 -c 'import a; assert a.f()'", "solution": {"a.py": "def f():\n    return 1\n"}}
     rows = [{"id": "sound", **solved}, {"id": "weak", **solved, **code, "prompt": "q"}]
     (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = command("tasks", "check", tmp_path / "my.jsonl", "-s", "repeats=2")
     shown, result = on_a_terminal(words, tmp_path, code=4)
     assert "tasks check: plays" in shown and "━" in shown and re.search(r"\b2[0-8]/28\b", shown)
-    assert "weak" in result and "forgeable  rewarded as the solution: code that exits with 0" in result
+    assert (
+        "weak" in result
+        and "forgeable  rewarded as the solution: functions that return what is equal to everything" in result
+    )
     assert "2 tasks: 1 ok, 1 forgeable" in result
 
 

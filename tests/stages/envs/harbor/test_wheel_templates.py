@@ -1,9 +1,9 @@
 """The templates of harbor's wheel, with their blanks filled in, are played: solutions get 1, and nothing gets 0.
 
-They are what people begin with who write tasks for Harbor. `harbor task init` writes a task of one step or several; the
-wheel holds further ones: of an adapter for a benchmark, of reviews by an agent, and of compiled tasks. What a template
-leaves open is filled in, and what needs the internet (pytest by uvx, packages of apt) is replaced by what an image
-without network has; all else is theirs.
+They are what people begin with who write tasks for Harbor. `harbor task init` writes a task of one step or several,
+whose verifier has the agent's container or, by default, one of its own; the wheel holds further ones: of an adapter for
+a benchmark, of reviews by an agent, and of compiled tasks. What a template leaves open is filled in, and what needs the
+internet (pytest by uvx, packages of apt) is replaced by what an image without network has; all else is theirs.
 """
 
 import json
@@ -20,7 +20,7 @@ from support.scripted_runs import played
 
 from composer_stages.runs.kinds import ROLLOUT
 
-PYTEST = "python3 -m pytest -p no:cacheprovider /tests/test_outputs.py -rA\n\nif ["
+PYTEST = "python3 -m pytest -p no:cacheprovider /tests/test_outputs.py -rA"
 CRITERIA = '["clear", "correct"]'
 OUTCOMES = '{{"outcome": "pass", "explanation": "It is."}}'.format()
 RESULTS = {
@@ -58,7 +58,12 @@ def write_all(folder: Path) -> list[str]:
     )
     wheel = Path(where.stdout.strip())
     program = Path(python).with_name("harbor")
-    for name, more in (("init", ()), ("init-plain", ("--no-pytest",)), ("init-steps", ("--steps", "2"))):
+    for name, *more in (
+        ("init", "--verifier-mode", "shared"),
+        ("init-plain", "--verifier-mode", "shared", "--no-pytest"),
+        ("init-steps", "--verifier-mode", "shared", "--steps", "2"),
+        ("init-separate",),
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         words = [str(program), "task", "init", f"own/{name}", "--tasks-dir", str(folder), *more]
         subprocess.run(words, capture_output=True, check=True)
@@ -66,10 +71,13 @@ def write_all(folder: Path) -> list[str]:
         file = f"/app/hello{step}.txt"
         test = folder / above / "tests" / "test.sh"
         text = test.read_text()
-        found = text[text.index("apt-get update") : text.index("if [")] + "if ["
+        tools = text[text.index("apt-get update") : text.index("; then")]
         test_outputs = f"def test_outputs():\n    assert open('{file}').read() == 'hello\\n'\n"
-        write(folder / above / "tests", {"test.sh": text.replace(found, PYTEST), "test_outputs.py": test_outputs})
+        write(
+            folder / above / "tests", {"test.sh": text.replace(tools, f"if {PYTEST}"), "test_outputs.py": test_outputs}
+        )
         write(folder / above, greeting(file))
+    _separate(folder / "init-separate")
     plain, grade = folder / "init-plain", '[ "$(cat /app/hello.txt)" = hello ] && echo 1 > $R || echo 0 > $R\n'
     test = (plain / "tests/test.sh").read_text() + f"\nR=/logs/verifier/reward.txt\n{grade}"
     write(plain, {**greeting("/app/hello.txt"), "tests/test.sh": test})
@@ -106,6 +114,23 @@ def write_all(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def _separate(place: Path) -> None:
+    """Fill in a task whose verifier has a container of its own, which gets the file of the agent as an artifact."""
+    toml, test = (place / "task.toml").read_text(), (place / "tests/test.sh").read_text()
+    dockerfile = (place / "tests/Dockerfile").read_text()
+    tools = dockerfile[dockerfile.index("COPY --from") : dockerfile.index("WORKDIR")]
+    write(
+        place,
+        {
+            **greeting("/app/hello.txt"),
+            "task.toml": toml.replace("artifacts = []", 'artifacts = ["/app/hello.txt"]'),
+            "tests/Dockerfile": dockerfile.replace(tools, ""),
+            "tests/test.sh": test.replace(test[test.index("if pytest") : test.index("; then")], f"if {PYTEST}"),
+            "tests/test_outputs.py": "def test_outputs():\n    assert open('/app/hello.txt').read() == 'hello\\n'\n",
+        },
+    )
+
+
 def _adapter(template: Path, place: Path) -> None:
     """Fill in the template of an adapter; git of apt is left out, which needs the internet."""
     shutil.copytree(template, place)
@@ -134,11 +159,11 @@ def _adapter(template: Path, place: Path) -> None:
 @pytest.mark.slow
 def test_the_templates_of_harbors_wheel_are_played(tmp_path: Path) -> None:
     names = write_all(tmp_path / "tasks")
-    assert len(names) == 8
-    assert len(real_harbor.judged([tmp_path / "tasks" / name for name in names])) == 8
+    assert len(names) == 9
+    assert len(real_harbor.judged([tmp_path / "tasks" / name for name in names])) == 9
     env = {"name": "harbor", "path": str(tmp_path / "tasks"), "runs_in": "bubblewrap"}
     for policy, reward in (("reference", 1.0), ("noop", 0.0)):
-        rows = played(tmp_path, policy, env, tasks=8, samples=1, max_steps=8).rows(ROLLOUT)
+        rows = played(tmp_path, policy, env, tasks=9, samples=1, max_steps=8).rows(ROLLOUT)
         assert {row["task_id"]: row["reward"] for row in rows if row["reward"] != reward} == {}
         metrics = {row["task_id"]: json.loads(row["metrics_json"]) for row in rows if row["metrics_json"]}
         assert metrics["compiled"] == {"speed": 0.5} if reward else "compiled" not in metrics
