@@ -125,15 +125,14 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     hidden_pass, visible_pass = account.hidden_pass.value, account.visible_pass.value
     out.count(planned=num, done=num - failed, failed=failed, steps=account.steps)
     out.manifest.tokens.update(prompt=account.prompt_tokens, completion=account.completion_tokens)
-    failed_checks = [check.name for check in checks if not check.ok]
+    checked = collection_checks.summary(checks)
     out.set_summary(
-        ok=not failed_checks,
+        ok=not checked["failed_checks"],
         mean_reward=mean,
         hidden_pass_rate=hidden_pass,
         visible_pass_rate=visible_pass,
         passes=dict(account.passes),
-        collection_checks={check.name: [check.total - check.failed, check.total] for check in checks},
-        failed_checks=failed_checks,
+        **checked,
     )
     if config.players():
         turns = {teacher.name: played[teacher.name] for teacher in config.players()}
@@ -154,7 +153,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     scored = [
         task_rates.TaskCount(task.task_id, task.family, *account.by_task.get(task.task_id, (0, 0))) for task in tasks
     ]
-    checked, advice = collection_checks.table(checks), collection_checks.advice(failed_checks)
+    table, advice = collection_checks.table(checks), collection_checks.advice(checked["failed_checks"])
     notes = [
         *answered_by(counted_checks.served, config.policy.model),
         *policy_notes(
@@ -162,7 +161,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         ),
     ]
     rates = [f"{rates}\n"] if (rates := task_rates.table(scored)) else []
-    out.write_file("report.txt", "\n".join([f"{head}\n", *rates, checked, *notes, advice]))
+    out.write_file("report.txt", "\n".join([f"{head}\n", *rates, table, *notes, advice]))
     if account.first_failure is not None:
         raise Incomplete("rollouts-failed", failed=failed, number=num, error=account.first_failure)
 

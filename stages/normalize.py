@@ -163,8 +163,7 @@ def _report(judgements: JudgedRollouts, checks: list[collection_checks.Collectio
         mean_reward_kept=retained.rewards.value,
         mean_reward_dropped=dropped.rewards.value,
         tasks_without_rollouts=len(bare),
-        failed_checks=[check.name for check in checks if not check.ok],
-        collection_checks={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
+        **collection_checks.summary(checks),
     )
     sides = []
     for name, account in (("kept", retained), ("dropped", dropped)):

@@ -300,7 +300,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
         raise BadInput("comparison.no-sample", path=path, drops=(+drops).most_common(3))
     if unit and not any(rows["unit"]):
         raise UsageError("comparison.no-unit-column", label=path, column=unit, columns=[*columns])
-    notes = [Sentence("comparison.dropped-records", records=num, reason=reason) for reason, num in (+drops).items()]
+    notes = [*_dropped(+drops)]
     notes += [Sentence("comparison.unknown-files", files=len(unknown), first=unknown[0])] if unknown else []
     notes += [Sentence("comparison.broken-log", status=status, samples=num) for status, num in broken.items()]
     notes += _errors_counted(rows["state"], rows["reason"])
@@ -494,6 +494,10 @@ def _date(text: str) -> str:
     return "-".join(date.groups()) if date else ""
 
 
+def _dropped(drops: Mapping[str, int]) -> tuple[Sentence, ...]:
+    return tuple(Sentence("comparison.dropped-records", records=num, reason=reason) for reason, num in drops.items())
+
+
 def _label(path: str, sources: Sequence[Source]) -> str:
     return sources[0].label if len(sources) == 1 else path
 
@@ -543,6 +547,12 @@ def read_run(run: Run, label: str, unit: str) -> ReadLog:
     notes: tuple[str, ...] = tuple(_errors_counted(*(measured.items[n].to_pylist() for n in ("state", "reason"))))
     if twins:
         notes = (Sentence("comparison.impossible-tasks", samples=twins),)
+    if manifest.stage == "import":
+        # As of the files themselves: what was cut off has other tasks, and what was left out is told.
+        for drop in (Drop(**each) for each in json.loads(run.read_file("drops.json") or "[]")):
+            if drop.is_damage:
+                raise unreadable(f"{label}: {drop.file}", drop)
+        notes += _dropped(manifest.summary.get("dropped", {}))
     if run.holds(EVAL_ITEM) and (broke := num_apart(rows, KEPT)):
         notes += (Sentence("comparison.broken-protocol", passes=broke),)
         if (recorded := PRIMARY[verdict.get("outcome", PASSED.name)]) is not PASSED:

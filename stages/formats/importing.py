@@ -412,8 +412,7 @@ def _report(
         mean_reward=account.rewards.value,
         dropped=dict(dropped),
         redacted=dict(redacted),
-        failed_checks=[check.name for check in checks if not check.ok],
-        collection_checks={check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks},
+        **collection_checks.summary(checks),
     )
     by_format: dict[str, list[FileCount]] = defaultdict(list)
     for count in counts:

@@ -260,6 +260,12 @@ def _chained(steps: list[Row]) -> bool:
     return True
 
 
+def summary(checks: Sequence[CollectionCheck]) -> dict[str, Any]:
+    """Return what a manifest says of the checks: those that failed; of each how many pass, of how many, and lack data."""
+    counts = {check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks}
+    return {"failed_checks": [check.name for check in checks if not check.ok], "collection_checks": counts}
+
+
 def title(num: int, failed: int, unrecorded: Sequence[str]) -> str:
     """Return the number of passed checks of `num` as one line; the checks of the names `unrecorded` lack data."""
     applied = num - len(unrecorded)

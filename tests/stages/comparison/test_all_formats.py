@@ -23,6 +23,7 @@ from composer_stages.comparison.config import Config
 from composer_stages.comparison.decision import LogComparison, compare
 from composer_stages.comparison.sides import read_sides
 from composer_stages.errors import BadInput, ComposerError
+from composer_stages.runs.kinds import ROLLOUT
 
 A = [float(at % 2) for at in range(24)]
 B = [*(float(at % 4 != 0) for at in range(23)), None]
@@ -73,6 +74,15 @@ def test_a_log_that_was_cut_off_is_refused(tmp_path: Path, name: str, end: Calla
         with pytest.raises(ComposerError) as refusal:
             compared(whole, cut)
         assert refusal.value.exit_code in (2, 4)
+
+
+def test_an_import_of_a_log_that_was_cut_off_is_refused_too(tmp_path: Path) -> None:
+    whole, cut = (make(tmp_path / side, "verifiers", A) for side in "ab")
+    file = cut if cut.is_file() else next(cut.rglob("results.jsonl"))
+    file.write_bytes(cut_text(file.read_bytes()))
+    run = imported(tmp_path / "run", cut)
+    assert 0 < len(run.rows(ROLLOUT)) < len(A)
+    refused(lambda: compared(whole, run.path), BadInput, file.name, code="comparison.line-no-json")
 
 
 @pytest.mark.parametrize(
