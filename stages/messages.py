@@ -40,6 +40,7 @@ from composer_stages.thoughts import (
     split_thoughts as split_thoughts,
     thought_of as thought_of,
     thought_spans,
+    thoughts_beside as thoughts_beside,
 )
 
 Message = dict[str, str]

@@ -96,6 +96,19 @@ def thought_of(part: Any) -> str | None:
     return "\n".join(_thought_texts(part))
 
 
+def thoughts_beside(message: Mapping[str, Any]) -> str | None:
+    """Return the reasoning that is apart from an answer, in a field of its own or in parts of content."""
+    for name in MARKS["beside"]:
+        if not (value := message.get(name)):
+            continue
+        parts = value if isinstance(value, list) else [value]
+        typed = [{"type": "thinking"} | part if isinstance(part, dict) else part for part in parts]
+        if thought := "\n".join(filter(None, (part if isinstance(part, str) else thought_of(part) for part in typed))):
+            return thought
+    content = message.get("content")
+    return "\n".join(filter(None, map(thought_of, content))) or None if isinstance(content, list) else None
+
+
 def _thought_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value

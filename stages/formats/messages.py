@@ -9,7 +9,16 @@ from typing import Any
 
 from composer_stages import json_text
 from composer_stages.formats.base import FIELDS, ImportedTurn
-from composer_stages.messages import OMITTED, Message, MessageParts, ToolCall, thought_of, without_calls, write
+from composer_stages.messages import (
+    OMITTED,
+    Message,
+    MessageParts,
+    ToolCall,
+    thought_of,
+    thoughts_beside,
+    without_calls,
+    write,
+)
 from composer_stages.words import Sentence
 
 ROLES = {name: role for role, names in FIELDS["roles"].items() for name in (role, *names)}
@@ -44,17 +53,17 @@ def spoken(raw: Mapping[str, Any]) -> MessageParts:
     """Return the parts of an assistant message."""
     parts = raw["content"] if isinstance(raw.get("content"), list) else []
     typed = [(str(part.get("type", "")) if isinstance(part, Mapping) else "", part) for part in parts]
-    # vLLM and DeepSeek write `reasoning_content`, OpenRouter `reasoning`; Anthropic and Inspect write content parts.
-    reasoning = [raw.get("reasoning_content") or raw.get("reasoning") or raw.get("thinking")]
-    reasoning += map(thought_of, parts)
     visible = [part for kind, part in typed if kind != "tool_use" and thought_of(part) is None]
     calls = [call(part) for kind, part in typed if kind == "tool_use" and "input" in part]
-    calls += [call(item) for item in raw.get("tool_calls") or []]
-    # OpenAI's form before tools: one call a message.
-    calls += [call(raw["function_call"])] if raw.get("function_call") else []
-    thoughts = [thought for thought in reasoning if isinstance(thought, str) and thought]
+    # Tables hold calls as JSON text; `function_call` is OpenAI's form before tools, one call a message.
+    for value in (raw.get("tool_calls"), raw.get("function_call")):
+        beside = json_text.loads(value) if isinstance(value, str) and value.strip() else value
+        beside = beside if isinstance(beside, list) else [beside]
+        # A column of structs has every field in every row: a message without a call may have one of nulls.
+        calls += [read for item in beside if item and (read := call(item)) != ToolCall("", "{}")]
+    thought = thoughts_beside({**raw, "thought": None})  # SWE-agent's is a part of the content
     content = text(visible) if parts else text(raw.get("content"))
-    return MessageParts(without_calls(content) if calls else content, tuple(calls), "\n".join(thoughts) or None)
+    return MessageParts(without_calls(content) if calls else content, tuple(calls), thought)
 
 
 def text(content: Any) -> str:
@@ -89,7 +98,8 @@ def call(raw: Any) -> ToolCall:
     raw = json_text.loads(raw) if isinstance(raw, str) else raw
     # OpenAI nests name and arguments under `function`; Inspect has the name there.
     inner = raw["function"] if isinstance(raw.get("function"), Mapping) else raw
-    name = inner.get("name") or inner.get("tool_name") or raw.get("function") or ""
+    of_inspect = raw.get("function") if inner is raw else ""
+    name = inner.get("name") or inner.get("tool_name") or of_inspect or ""
     arguments = next((inner[key] for key in ("arguments", "input", "args", "parameters") if key in inner), None)
     return ToolCall(str(name), arguments_text(arguments))
 

@@ -18,6 +18,7 @@ from composer_stages.messages import (
     answer_text,
     read as parts_of,
     thought_of,
+    thoughts_beside,
     without_calls,
     write,
 )
@@ -136,7 +137,7 @@ def read(
         # What was filtered or cut to nothing may have no message.
         has_none = word is not None and endings.ending_of(word) != endings.FINISHED
         message = (choice.get("message") or {}) if has_none else choice["message"]
-        spoken, thoughts = _spoken(message), _thoughts(message) or _thoughts(choice)
+        spoken, thoughts = _spoken(message), thoughts_beside(message) or thoughts_beside(choice)
         # GitHub Copilot puts the words and the calls of one answer into several choices (HKUDS/nanobot#1481).
         answers = (other.get("message") or {} for other in choices)
         calls = _calls(message) or tuple(call for answer in answers for call in _calls(answer))
@@ -249,19 +250,6 @@ def _logprobs(choice: dict[str, Any]) -> list[float] | None:
     # JSON has no infinity: a token without probability has null in its place, and then the answer none at all.
     known = None not in logprobs and all(map(math.isfinite, logprobs))
     return [float(logprob) for logprob in logprobs] if known and logprobs else None
-
-
-def _thoughts(message: dict[str, Any]) -> str | None:
-    """Return the reasoning that a server separates from the answer, in a field of its own or in parts of content."""
-    for name in TABLE["thoughts"]:
-        if not (value := message.get(name)):
-            continue
-        parts = value if isinstance(value, list) else [value]
-        texts = [part if isinstance(part, str) else part and thought_of({"type": "thinking"} | part) for part in parts]
-        if thought := "\n".join(filter(None, texts)):
-            return thought
-    content = message.get("content")
-    return "\n".join(filter(None, map(thought_of, content))) or None if isinstance(content, list) else None
 
 
 def _spoken(message: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Chat messages and Responses items of every dialect."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,22 @@ from composer_stages.formats.messages import exchanges, message, response_messag
 from composer_stages.messages import MessageParts, ToolCall, write
 
 CALL = ToolCall("f", '{"a":  1}')
+
+
+def test_columns_of_nulls_are_no_calls_and_thoughts_have_many_names() -> None:
+    null = {"function": {"name": None, "arguments": None}}
+    for more in ({"tool_calls": [null]}, {"tool_calls": "[]"}, {"function_call": null["function"]}):
+        assert spoken(assistant("x", **more)) == MessageParts("x")
+    assert spoken(assistant("", tool_calls=[{"function": {"name": "", "arguments": "{"}}])).calls == (
+        ToolCall("", "{"),
+    )
+    details = [{"type": "reasoning.text", "text": "why"}]
+    for more in (
+        {"reasoning_details": details},
+        {"reasoning_content": ["why"]},
+        {"thinking": "why", "reasoning": True},
+    ):
+        assert spoken(assistant("x", **more)).reasoning == "why"
 
 
 @pytest.mark.parametrize(
@@ -23,6 +40,7 @@ CALL = ToolCall("f", '{"a":  1}')
 )
 def test_every_spelling_of_a_call(raw: Any) -> None:
     assert spoken(assistant(None, tool_calls=[raw])) == MessageParts("", (CALL,))
+    assert spoken(assistant(None, tool_calls=json.dumps([raw]))) == MessageParts("", (CALL,))
     beside = write(MessageParts("Hm.", (CALL,), "why"))
     assert spoken(assistant(beside, tool_calls=[raw])).content == write(MessageParts("Hm.", (), "why"))
 
