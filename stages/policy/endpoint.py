@@ -640,6 +640,10 @@ class EndpointPolicy:
             self._cut_prompts += 1
         if sample.finish_reason == endings.MALFORMED:
             self._tell(Sentence("policy.call-not-read", source=self._waits.source, text=excerpt(sample.text, 80)))
+        elif sample.reasoning and not sample.text and sample.finish_reason not in endings.NOT_WHOLE:
+            self._tell(
+                Sentence("policy.answer-of-thoughts", source=self._waits.source, text=excerpt(sample.reasoning, 80))
+            )
         # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:

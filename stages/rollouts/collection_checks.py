@@ -261,7 +261,7 @@ def _chained(steps: list[Row]) -> bool:
 
 
 def summary(checks: Sequence[CollectionCheck]) -> dict[str, Any]:
-    """Return what a manifest says of the checks: those that failed; of each how many pass, of how many, and lack data."""
+    """Return what a manifest says of the checks: those that failed; of each, how many pass, of how many."""
     counts = {check.name: [check.total - check.failed, check.total, check.unrecorded] for check in checks}
     return {"failed_checks": [check.name for check in checks if not check.ok], "collection_checks": counts}
 

@@ -16,16 +16,12 @@ def test_columns_of_nulls_are_no_calls_and_thoughts_have_many_names() -> None:
     null = {"function": {"name": None, "arguments": None}}
     for more in ({"tool_calls": [null]}, {"tool_calls": "[]"}, {"function_call": null["function"]}):
         assert spoken(assistant("x", **more)) == MessageParts("x")
-    assert spoken(assistant("", tool_calls=[{"function": {"name": "", "arguments": "{"}}])).calls == (
-        ToolCall("", "{"),
-    )
+    unnamed = spoken(assistant("", tool_calls=[{"function": {"name": "", "arguments": "{"}}]))
+    assert unnamed.calls == (ToolCall("", "{"),)
     details = [{"type": "reasoning.text", "text": "why"}]
-    for more in (
-        {"reasoning_details": details},
-        {"reasoning_content": ["why"]},
-        {"thinking": "why", "reasoning": True},
-    ):
-        assert spoken(assistant("x", **more)).reasoning == "why"
+    named = {"reasoning_details": details, "thinking_blocks": details, "reasoning_content": ["why"], "thinking": "why"}
+    for name, thought in named.items():
+        assert spoken(assistant("x", **{name: thought, "reasoning": True, "thought": "x"})).reasoning == "why"
 
 
 @pytest.mark.parametrize(

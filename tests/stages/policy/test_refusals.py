@@ -130,6 +130,15 @@ def test_thoughts_are_sent_back_once_a_server_refuses_answers_without_them(tmp_p
     assert sum("reasoning_content" in line for line in said) == 1
 
 
+def test_an_answer_of_thoughts_alone_is_named_once(tmp_path: Path) -> None:
+    """Where a parser of reasoning stands before a model that does not think, no answer is left."""
+    body, said = answer(""), list[str]()
+    body["choices"][0]["message"] |= {"content": None, "reasoning_content": "It is 7."}
+    with serving(lambda asked, earlier: Reply(body=body)) as server:
+        assert {sample.text for sample in asked(open_at(server.url, tmp_path, said=said), *"abc")} == {""}
+    assert sum("It is 7." in line for line in said) == 1
+
+
 def test_a_call_that_the_server_has_not_read_is_named_once(tmp_path: Path) -> None:
     said, text = list[str](), '{"name": "guess", "arguments": {"word": "a"}}'
     with serving(lambda body, earlier: Reply(body=answer(text))) as server:
