@@ -32,6 +32,19 @@ ROWS: dict[str, dict[str, Any]] = {
         ],
         "solution": {"abacus/sums.py": RIGHT},
     },
+    "methods": {
+        "files": {"a.py": "class Old:\n    def f(self, x=0): return 0\n    g = staticmethod(f)\nclass S(Old): pass\n"},
+        "calls": [
+            {"function": "a:S.f", "args": [4], "returns": 5},
+            {"function": "a:S.f", "returns": 1},
+            {"function": "a:S.g", "args": [4], "returns": 9},
+            {"function": "a:S.h", "args": [4], "returns": [4, "S"]},
+        ],
+        "solution": {
+            "a.py": "class Old:\n    def f(self, x=0): return x + 1\n    @staticmethod\n    def g(x): return x + 5\n"
+            "    @classmethod\n    def h(cls, x): return [x, cls.__name__]\nclass S(Old): pass\n"
+        },
+    },
     "script": {
         "files": {"count.py": "print(0)\n", "words.txt": "an old file"},
         "script": [
