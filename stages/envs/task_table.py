@@ -167,6 +167,8 @@ def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | N
     return {str(name): rows.to_list() for name, rows in ({part: dataset_rows} if part else dataset_rows).items()}
 
 
+HUB_SPLITS: dict[str, Split] = {"train": "train", "test": "eval", "validation": "eval"}
+"""Split of a data set of the hub -> ours."""
 HELD_OUT = 5
 """One in this many rows of a single file is held out."""
 

@@ -18,14 +18,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from composer_stages.envs.base import Split
 from composer_stages.envs.code.testing import CannotAsk, check_test
 from composer_stages.envs.programs import statements
-from composer_stages.envs.task_table import hub_rows, is_held_out, meant_field, no_such_field, read_rows
+from composer_stages.envs.task_table import HUB_SPLITS, hub_rows, is_held_out, meant_field, no_such_field, read_rows
 from composer_stages.errors import BadInput, Refusal
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
@@ -77,16 +76,17 @@ def load(split: Split, path: str, eval_path: str) -> CodeProblems:
     """Return the problems of a split, each once, in the order of the source.
 
     With both paths each is one split, and no problem may be in both. A single source in MBPP's format is split by its
-    published ids, any other by a digest of the task. `BadInput` names a row that is in none of the formats.
+    published ids, a data set of the hub by its splits, where it has both, and any other by a digest of the task.
+    `BadInput` names a row that is in none of the formats.
     """
-    problems = _problems(path)
+    problems, splits = read_problems(path, _parts(path))
     if eval_path:
-        held_out = _problems(eval_path)
+        held_out, _ = read_problems(eval_path, _parts(eval_path))
         if both := {problem.task for problem in problems} & {problem.task for problem in held_out}:
             raise BadInput("envs.code.problems-in-both-files", num_both=len(both), path=path, eval_path=eval_path)
         problems = problems if split == "train" else held_out
     else:
-        problems = [problem for problem in problems if _is_in(problem, split)]
+        problems = [problem for problem in problems if _is_in(problem, split, splits.get(problem.problem_id))]
     usable, left_out = [], {}
     for problem in problems:
         try:
@@ -106,19 +106,26 @@ def _check(problem: CodeProblem) -> None:
         check_test(problem.test, problem.function, problem.before)
 
 
-def _is_in(problem: CodeProblem, split: Split) -> bool:
+def _is_in(problem: CodeProblem, split: Split, named: Split | None) -> bool:
     if problem.mbpp_id is not None:
         return problem.mbpp_id in MBPP_IDS[split]
-    return is_held_out(store.digest(problem.task)) == (split == "eval")
+    return named == split if named else is_held_out(store.digest(problem.task)) == (split == "eval")
 
 
-def _problems(path: str) -> list[CodeProblem]:
+def _parts(path: str) -> dict[str, list[Row]]:
+    """Return the rows of a source, by the splits of a data set of the hub."""
     file = Path(path).expanduser()
     is_hub = not file.exists() and not file.suffix and path.count("/") == 1
-    parts = hub_rows(path, Sentence("envs.code.name-a-file")) if is_hub else {"": read_rows(file, measured=False)}
+    return hub_rows(path, Sentence("envs.code.name-a-file")) if is_hub else {"": read_rows(file, measured=False)}
+
+
+def read_problems(path: str, parts: Mapping[str, list[Row]]) -> tuple[list[CodeProblem], dict[str, Split]]:
+    """Return the problems of a source, each once, and their splits, by id, where it has both."""
     problems: dict[str, CodeProblem] = {}
+    splits: dict[str, Split] = {}
+    has_both = {HUB_SPLITS[name] for name in parts if name in HUB_SPLITS} == {"train", "eval"}
     seen: set[str] = set()
-    for number, row in enumerate(chain.from_iterable(parts.values()), 1):
+    for number, (part, row) in enumerate(((part, row) for part, rows in parts.items() for row in rows), 1):
         try:
             problem = _problem(row)
         except UnknownFormat as error:
@@ -129,9 +136,11 @@ def _problems(path: str) -> list[CodeProblem]:
         seen.add(content)
         if problems.setdefault(problem.problem_id, problem) is not problem:
             raise BadInput("envs.code.repeated-id", path=path, number=number, problem_id=problem.problem_id)
+        if has_both and part in HUB_SPLITS:
+            splits[problem.problem_id] = HUB_SPLITS[part]
     if not problems:
         raise BadInput("envs.code.no-rows", path=path)
-    return list(problems.values())
+    return list(problems.values()), splits
 
 
 # The formats.

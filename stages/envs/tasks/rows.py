@@ -252,7 +252,7 @@ def _read(path: str) -> Iterator[tuple[str, Row | BadInput]]:
     else:
         for name, part in hub_rows(path, Sentence("envs.tasks.name-a-file")).items():
             for number, row in enumerate(part, 1):
-                split = row.get("split") or {"train": "train", "test": "eval", "validation": "eval"}.get(name)
+                split = row.get("split") or HUB_SPLITS.get(name)
                 yield f"{name}, row {number}", _parsed({**row, "split": split})
 
 

@@ -10,6 +10,7 @@ from support.transcripts import jsonl
 
 from composer_stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut
 from composer_stages.envs.code.env import CodeEnv
+from composer_stages.envs.code.rows import read_problems
 from composer_stages.envs.programs import find_program
 from composer_stages.errors import BadInput, UsageError
 
@@ -240,6 +241,13 @@ def test_published_ids_are_the_splits_of_mbpp(tmp_path: Path) -> None:
 def test_other_rows_are_split_by_a_digest(tmp_path: Path) -> None:
     env = CodeEnv(path=write(tmp_path / "own.jsonl", *({**OWN, "prompt": f"Add {n}."} for n in range(60))))
     assert env.size("train") + env.size("eval") == 60 and 4 <= env.size("eval") <= 25
+
+
+def test_splits_of_a_data_set_are_kept() -> None:
+    parts = {name: [{**OWN, "prompt": name}] for name in ("train", "test", "extra")}
+    problems, splits = read_problems("a/b", parts)
+    assert [splits.get(problem.problem_id) for problem in problems] == ["train", "eval", None]
+    assert read_problems("a/b", {"test": parts["test"]})[1] == {}, "a digest decides"
 
 
 def test_a_problem_that_cannot_be_asked_is_left_out_and_counted(tmp_path: Path) -> None:
