@@ -21,6 +21,7 @@ from composer_stages.envs import folders
 from composer_stages.envs.base import Split
 from composer_stages.envs.repo import trees
 from composer_stages.envs.task_table import (
+    HUB_SPLITS,
     MOST_REPORTED,
     hub_rows,
     no_such_field,
