@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from composer_stages.comparison.tables import (
     COSTS,
     EVERY_COLUMN,
+    MEASURING,
     SHARED,
     Columns,
     ScoreTable,
@@ -303,6 +304,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     notes = [*_dropped(+drops)]
     notes += [Sentence("comparison.unknown-files", files=len(unknown), first=unknown[0])] if unknown else []
     notes += [Sentence("comparison.broken-log", status=status, samples=num) for status, num in broken.items()]
+    notes += _mixed_settings([logs[number] for number in sorted({*rows["log"]} - {None})])
     notes += _errors_counted(rows["state"], rows["reason"])
     return ReadLog(
         _label(path, [source for source in sources if not source.is_sidecar]),
@@ -325,6 +327,20 @@ def _errors_counted(states: Sequence[str | None], reasons: Sequence[str | None])
     ended = Counter(why for state, why in zip(states, reasons, strict=True) if state == State.SCORED_WITH_ERROR)
     named = [str(why) for why, _ in ended.most_common(MOST_REASONS)] + ["..."] * (len(ended) > MOST_REASONS)
     return [Sentence("comparison.errors-counted", samples=ended.total(), reason=", ".join(named))] if ended else []
+
+
+def _mixed_settings(logs: Sequence[MeasuredLog]) -> list[Sentence]:
+    """Return a note of each setting in which logs of one task and one model differ in how they measured."""
+    values: dict[tuple[str, str | None, str], dict[str, None]] = {}
+    for log in logs:
+        for name, value in {"task version": log.task_version, **log.settings}.items():
+            if value and (MEASURING.fullmatch(name) or name == "agent"):
+                values.setdefault((log.task, log.model, name), {})[value] = None
+    return [
+        Sentence("comparison.mixed-settings", task=task or "One task", name=name, values=[*of_name])
+        for (task, _, name), of_name in values.items()
+        if len(of_name) > 1
+    ]
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], kind: str, of: pa.DataType | None = None) -> dict[str, pa.ChunkedArray]:

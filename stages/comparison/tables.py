@@ -32,6 +32,7 @@ from composer_stages.formats import readers, reading
 from composer_stages.formats.base import Drop
 from composer_stages.formats.files import LFS, Source
 from composer_stages.formats.measurement import ENDED_IN_ERROR, ScoreKind
+from composer_stages.formats.reports import Sidecars
 from composer_stages.runs import store
 from composer_stages.words import Sentence
 
@@ -242,7 +243,8 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
     if not is_parquet:
         has_id = columns.ids or any(isinstance(first.get(name), str | int | float) for name in NAMES["ids"])
         if not has_id and next(records, None) is None:
-            raise BadInput("comparison.one-object", path=path, keys=[*first])
+            code = "comparison.numbers-of-runs" if Sidecars().add(source, first) else "comparison.one-object"
+            raise BadInput(code, path=path, keys=[*first])
         return _load_json(path, source, columns)
     try:
         rows = pq.ParquetFile(source.path, pre_buffer=False)

@@ -349,8 +349,8 @@ def test_base_tests_of_evalplus_are_compared_with_base_tests(tmp_path: Path) -> 
 
 
 def trial(job: Path, at: int, rewards: Mapping[str, float] | None, **more: Any) -> None:
-    about = {"task_name": f"t{at}", "trial_name": f"t{at}__x", "source": "bench", "config": {}, **more}
-    about |= {"agent_info": {"name": "agent", "version": "1", "model_info": {"name": "m"}}}
+    about = {"task_name": f"t{at}", "trial_name": f"t{at}__x", "source": "bench", "config": {}}
+    about |= {"agent_info": {"name": "agent", "version": "1", "model_info": {"name": "m"}}, **more}
     document(job / f"t{at}__x" / "result.json", about | {"verifier_result": rewards and {"rewards": rewards}})
 
 
@@ -667,6 +667,18 @@ def test_other_judges_solvers_and_versions_of_tasks_are_named(tmp_path: Path) ->
     assert comparison.differences[0].num_tasks == 8, "tasks of two sources have the same names"
     assert "8 of 8 tasks" in report.text(comparison).split("\n\n")[0], "of other checksums"
     assert "2 samples counted" in comparison.sides[0].notes[0] and "AgentTimeoutError" in comparison.sides[0].notes[0]
+
+
+def test_runs_of_one_task_that_measured_it_in_several_ways_are_named(tmp_path: Path) -> None:
+    for shots in (0, 5):
+        scores = [{"acc": at % 2, "doc": {"shots": shots}} for at in range(4)]
+        lm_eval(tmp_path / "lm" / f"{shots}", scores, **{"results": {}, "n-shot": {"t": shots}, "model_name": "m"})
+        trial(tmp_path / "job" / f"{shots}", 0, {"reward": 1.0}, agent_info={"name": f"agent{shots}"})
+    for folder, name in (("lm", "num_fewshot"), ("job", "agent")):
+        notes = compared(tmp_path / folder, tmp_path / folder).sides[0].notes
+        assert any(f"several values of {name}" in note for note in notes), notes
+    results = next(tmp_path.glob("lm/0/results_*.json"))
+    refused(lambda: compared(results, results), BadInput, "log_samples", code="comparison.numbers-of-runs")
 
 
 def openhands(**result: Any) -> dict[str, Any]:
