@@ -253,7 +253,7 @@ def read(path: str, columns: Columns = EVERY_COLUMN) -> ReadLog:
         return replace(log, digests=(run.manifest.content,), selected_by=selected_by)
     sources = find_sources(path)
     alone = len(sources) == 1 or (log_path.is_file() and (is_csv(path) or log_path.suffix in TABLES))
-    table = read_table(path, sources[0], columns) if alone else None
+    table = read_table(path if log_path.is_file() else str(sources[0].path), sources[0], columns) if alone else None
     log = read_program(path, sources, columns.unit) if table is None else read_scores(table, sources[0])
     return replace(log, digests=tuple(sorted(source.sha256 for source in sources if not source.is_sidecar)))
 
@@ -295,16 +295,16 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     scores, weights, before = (_columns([sample.row for sample in counting], kind) for kind in NUMBERS)
     broken = Counter(sample.status for sample in counting if sample.status is not None)
     if not rows["task"]:
-        first = next((item[1] for item in next(iter(detected)).records() if not isinstance(item, Drop)), None)
-        if isinstance(first, dict) and not found:
-            EVERY_COLUMN.choose(path, [*first])
+        tables = [source.path.name for source in detected if not found and _is_table(path, source)]
+        if tables:
+            raise BadInput("comparison.several-tables", path=path, tables=tables)
         raise BadInput("comparison.no-sample", path=path, drops=(+drops).most_common(3))
     if unit and not any(rows["unit"]):
         raise UsageError("comparison.no-unit-column", label=path, column=unit, columns=[*columns])
     notes = [*_dropped(+drops)]
     notes += [Sentence("comparison.unknown-files", files=len(unknown), first=unknown[0])] if unknown else []
     notes += [Sentence("comparison.broken-log", status=status, samples=num) for status, num in broken.items()]
-    notes += _mixed_settings([logs[number] for number in sorted({*rows["log"]} - {None})])
+    notes += _mixed_settings([log for number, log in enumerate(logs) if number in {*rows["log"]}])
     notes += _errors_counted(rows["state"], rows["reason"])
     return ReadLog(
         _label(path, [source for source in sources if not source.is_sidecar]),
@@ -327,6 +327,13 @@ def _errors_counted(states: Sequence[str | None], reasons: Sequence[str | None])
     ended = Counter(why for state, why in zip(states, reasons, strict=True) if state == State.SCORED_WITH_ERROR)
     named = [str(why) for why, _ in ended.most_common(MOST_REASONS)] + ["..."] * (len(ended) > MOST_REASONS)
     return [Sentence("comparison.errors-counted", samples=ended.total(), reason=", ".join(named))] if ended else []
+
+
+def _is_table(path: str, source: Source) -> bool:
+    first = next((item[1] for item in source.records() if not isinstance(item, Drop)), None)
+    with suppress(BadInput):
+        return isinstance(first, dict) and bool(EVERY_COLUMN.choose(path, [*first]))
+    return False
 
 
 def _mixed_settings(logs: Sequence[MeasuredLog]) -> list[Sentence]:

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -350,7 +350,14 @@ def _is_utf_8(line: bytes) -> bool:
 
 
 def _of_texts(names: Sequence[str], cells: Sequence[Sequence[str | None]]) -> pa.Table:
-    return pa.table([pa.array(column, pa.string()) for column in cells], names=list(names))
+    try:
+        return pa.table([pa.array(column, pa.string()) for column in cells], names=list(names))
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which no file can keep
+        return _of_texts([*_kept(names)], [[*_kept(column)] for column in cells])
+
+
+def _kept(texts: Iterable[Any]) -> Iterator[Any]:
+    return (text and text.encode(errors="backslashreplace").decode() for text in texts)
 
 
 def _load_json(path: str, source: Source, columns: Columns) -> pa.Table:

@@ -73,6 +73,7 @@ def predicted_trajectories(record: Record, origin: Origin) -> Iterator[Trajector
         log=origin.log(model, lambda: _log(model, origin.sidecars.reports.num_resolved(origin.path))),
         statement=origin.sidecars.statements.get(instance),
         submission=record["model_patch"] or None,
+        resolved=record["resolved"] if isinstance(record.get("resolved"), bool) else None,
     )
 
 

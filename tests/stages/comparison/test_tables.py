@@ -366,6 +366,21 @@ def test_a_table_that_is_one_object_is_refused(tmp_path: Path, document: dict[st
     refused(lambda: read(path), BadInput, "a.json", "orient='records'", code="comparison.one-object", keys=keys)
 
 
+def test_half_a_surrogate_pair_is_read(tmp_path: Path) -> None:
+    rows = [{"id": f"\ud83d{at}", "score": at % 2, "question": f"\ude00 {at}", "error": "\ud83d"} for at in range(9)]
+    path = made(tmp_path / "a.jsonl", rows)
+    assert compared(path, path)[0] == 9 and read(path).items["task"][1].as_py() == "\\ud83d1"
+
+
+@pytest.mark.parametrize("others", [["b.jsonl"], ["config.json"], ["b.jsonl", "config.json"]])
+def test_a_table_among_files_of_a_folder_has_to_be_named(tmp_path: Path, others: list[str]) -> None:
+    made(tmp_path / "a.jsonl", [{"id": 1, "score": 1}])
+    for name in others:
+        jsonl(tmp_path / name, {"seed": 1} if "config" in name else {"id": 1, "score": 0})
+    tables = ["a.jsonl", *(name for name in others if "config" not in name)]
+    refused(lambda: read(tmp_path), BadInput, code="comparison.several-tables", tables=tables)
+
+
 @pytest.mark.parametrize(
     ("name", "score", "refuses"),
     [("mean", 0.65, True), (" Total ", 13, True), ("overall avg.", 65, True), ("mean", 1, False), ("t", 0.65, False)],

@@ -41,6 +41,12 @@ def test_predictions_by_instance_and_a_report_of_each(tmp_path: Path) -> None:
     assert verdicts(tmp_path) == [None, True]
 
 
+def test_a_verdict_in_a_prediction_is_read(tmp_path: Path) -> None:
+    lines = [prediction(i) | {"resolved": verdict} for i, verdict in zip(IDS, (True, False, None), strict=True)]
+    jsonl(tmp_path / "all_preds.jsonl", *lines)
+    assert verdicts(tmp_path) == [True, False, None]
+
+
 def test_instances_that_a_report_does_not_list_are_unresolved(tmp_path: Path) -> None:
     predictions(tmp_path / "in" / "all_preds.jsonl")
     document(tmp_path / "in" / "results.json", {"no_generation": [], "no_logs": [], "resolved": ["a__b-1"]})
