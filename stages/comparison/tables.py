@@ -243,8 +243,9 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
     if not is_parquet:
         has_id = columns.ids or any(isinstance(first.get(name), str | int | float) for name in NAMES["ids"])
         if not has_id and next(records, None) is None:
-            code = "comparison.numbers-of-runs" if Sidecars().add(source, first) else "comparison.one-object"
-            raise BadInput(code, path=path, keys=[*first])
+            if Sidecars().add(source, first):
+                raise BadInput("comparison.numbers-of-runs", path=path, keys=[*first])
+            raise BadInput("comparison.one-object", path=path, keys=[*first])
         return _load_json(path, source, columns)
     try:
         rows = pq.ParquetFile(source.path, pre_buffer=False)
