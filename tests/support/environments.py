@@ -2,8 +2,9 @@
 
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from composer_stages.envs import bash
 from composer_stages.envs.base import Grade, Observation, Split, Task, TurnFault
@@ -55,6 +56,24 @@ class GuessEnv:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+class CallingEnv(GuessEnv):
+    """The letter is said by text, or by a call, which the opening then asks for."""
+
+    tools = ({"name": "guess", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},)
+
+    def use_tools(self) -> None:
+        """Ask for a call."""
+        self.greeting += "call "
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """Take the word as said."""
+        return self.step(str(arguments.get("word")))
+
+    def malformed(self, error: str) -> Observation:
+        """Take nothing as said."""
+        return self.step("")
 
 
 class EndlessGuessEnv(GuessEnv):

@@ -21,11 +21,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from composer_stages import envs
+from composer_stages.envs import boundary
 from composer_stages.envs.base import Task
 from composer_stages.errors import UsageError
 from composer_stages.losses.distillation import Taught, divergence_sum, reverse_kl_from_log_probs
 from composer_stages.losses.tokens import Listed, Predictors
 from composer_stages.messages import opening_ids
+from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.policy.vllm import Likeliest, VllmPolicy
 from composer_stages.rollouts.agent_loop import LiveRollout
 from composer_stages.training.channels.base import Channel, ChannelLoss, Metric, RowSource, SourceInputs
@@ -174,7 +176,9 @@ class TaughtSource(RowSource[TaughtRollout]):
         if not teacher.opening:
             return None
         environment = envs.load(inputs.config.env.name, {**inputs.config.env_options(), **teacher.opening})
-        return lambda task: opening_ids(inputs.student.policy.tokenizer, environment.reset(task))
+        calls = inputs.config.policy.tool_calls != "none"
+        tools = declare_tools(boundary.declared_tools(environment) if calls else ())
+        return lambda task: opening_ids(inputs.student.policy.tokenizer, environment.reset(task), tools)
 
     def rows(self, rollouts: Sequence[LiveRollout], step: int) -> list[TaughtRollout]:
         """Return the taught rollouts of a step; each server is asked about all of its own at once."""

@@ -11,7 +11,7 @@ import duckdb
 import orjson
 import pyarrow as pa
 import pytest
-from support.environments import GuessEnv
+from support.environments import CallingEnv, GuessEnv
 
 from composer_stages import messages
 from composer_stages.endings import NOT_WHOLE
@@ -69,21 +69,6 @@ def test_what_is_no_answer_is_named(name: str) -> None:
     assert isinstance(error, RetryableError if error.kind == "garbage" else RejectedError)
 
 
-class Calling(GuessEnv):
-    """Guess the word by text, or by a call; `executed` counts what was executed."""
-
-    tools = ({"name": "guess", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},)
-
-    def use_tools(self) -> None:
-        pass
-
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        return self.step(str(arguments.get("word")))
-
-    def malformed(self, error: str) -> Any:
-        return super().step("")
-
-
 class Repeats:
     """A policy that gives one answer, always."""
 
@@ -105,7 +90,7 @@ def test_only_a_whole_answer_is_executed(name: str) -> None:
     """What is cut or filtered ends the rollout, which is graded as it stands; a call that no server reads is told."""
     expected = ANSWERS[name]["expect"]
     policy = Repeats(read_as(ANSWERS[name]), calls="calls" in expected or expected["ending"] == "malformed_call")
-    (rollout,) = play(Calling, policy, [LiveRollout(GuessEnv().tasks("train", 1, 0)[0], 0, 0)], max_steps=2)
+    (rollout,) = play(CallingEnv, policy, [LiveRollout(GuessEnv().tasks("train", 1, 0)[0], 0, 0)], max_steps=2)
     assert rollout.error is None and rollout.grade.reward is not None
     rows = step_rows(rollout, policy)
     assert rows[0]["truncated"] is (expected["ending"] != "whole")

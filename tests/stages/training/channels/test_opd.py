@@ -220,6 +220,22 @@ def test_a_model_that_teaches_in_several_ways_is_loaded_once(tmp_path: Path, fol
     assert taught == [True, True, False, False] and len(student.frozen) == 3
 
 
+def test_another_opening_asks_for_calls_where_the_student_calls_tools(tmp_path: Path, folder: Path) -> None:
+    settings = trainings.settings(
+        folder / "student",
+        env={"name": "support.environments:CallingEnv"},
+        policy={"tool_calls": "qwen3"},
+        weights={"opd": 1.0},
+        opd={"teachers": [{"model": str(folder / "student"), "opening": {"greeting": "de "}}]},
+    )
+    student = Student(LocalPolicy.open(settings.policy, cache=tmp_path, listener=lambda *told: None))
+    out: Any = SimpleNamespace(cache=tmp_path, progress=lambda *told: None, model=lambda *named, **facts: None)
+    none: Any = None
+    tasks = GuessEnv().tasks("train", 1, 0)
+    [teacher] = TaughtSource.open(SourceInputs(settings, none, student, GuessEnv(), tasks, out, none)).teachers
+    assert teacher.opening is not None and "de call " in student.policy.tokenizer.decode(teacher.opening(tasks[0]))
+
+
 def test_the_student_itself_teaches_where_it_is_shown_another_opening(tmp_path: Path, folder: Path) -> None:
     """Before the first update student and teacher are one model: they differ by what they are shown alone."""
     same, other = ({"model": "student", "opening": given} for given in ({}, {"greeting": "hello "}))
