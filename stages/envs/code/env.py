@@ -214,8 +214,9 @@ class CodeEnv:
             return Grade(reward=None, error_type=type(error).__name__, error=str(error))
         holds = [outcome.holds for outcome in played.deciding]
         visible = all(outcome.holds for outcome in played.shown) if played.shown else None
-        work = Work(metrics={"assertions_passed": sum(holds) / len(holds)})
-        return Grade(float(all(holds)), all(holds), visible, protocol_ok=protocol_ok, work=work)
+        passed = bool(holds) and all(holds)  # a loop over an empty result asserts nothing
+        work = Work(metrics={"assertions_passed": sum(holds) / max(1, len(holds))})
+        return Grade(float(passed), passed, visible, protocol_ok=protocol_ok, work=work)
 
     def outcome(self, observation: Observation) -> str:
         """Digest the results of the last answer for every call: equal behaviour is an equal action."""

@@ -31,6 +31,10 @@ class Unknown(BaseException):
     """A call whose result is not known yet; no `except Exception` of a test takes it."""
 
 
+class Stop(BaseException):
+    """The play ends with a problem. No SystemExit: a call may raise that in the head of a loop, as its own end."""
+
+
 class Play:
     """One play of a test.
 
@@ -71,12 +75,12 @@ class Play:
         self.statements += 1
         if self.statements > MOST_STATEMENTS:
             self.problem = "loops"
-            raise SystemExit
+            raise Stop
 
     def end(self, text: str, is_assertion: bool, error: BaseException | None) -> None:
         """Record how a statement ended."""
         if self.problem:
-            raise SystemExit
+            raise Stop
         if isinstance(error, Unknown) or (error is not None and self.unknown):
             return  # undecided: it may need what an earlier statement did not get
         if error is not None or is_assertion or self.called:
@@ -136,7 +140,7 @@ def play(
             check: Any = names.get("check")
             if getattr(getattr(check, "__code__", None), "co_filename", "") == part.co_filename:  # of the test itself
                 check(state.call)
-        except (Unknown, SystemExit):
+        except (Unknown, Stop):
             pass
         except BaseException as error:  # of the test itself, between its statements
             state.outcomes.append((False, f"{type(error).__name__}: {error}"[:200], []))

@@ -191,6 +191,13 @@ def test_forged_answers_fail(tmp_path: Path, code: str) -> None:
     assert (grade.reward, grade.hidden_pass, grade.error_type) == (0.0, False, None)
 
 
+@pytest.mark.parametrize("test", ["for n in add(2, 3):\n    assert n == 5", "if add(2, 3):\n    assert add(4, 4) == 8"])
+@pytest.mark.parametrize("code", ["def add(a, b): raise SystemExit", "def add(a, b): return []"])
+def test_an_answer_that_skips_all_assertions_fails(tmp_path: Path, test: str, code: str) -> None:
+    grade = graded(opened(tmp_path, {"prompt": "Add.", "tests": [test]}), code)
+    assert (grade.reward, grade.hidden_pass, grade.error_type) == (0.0, False, None)
+
+
 def test_a_subclass_compares_as_its_base(tmp_path: Path) -> None:
     row = {"prompt": "Count.", "tests": ["assert count('aab') == {'a': 2, 'b': 1}"]}
     code = "from __future__ import annotations\nfrom collections import Counter\ndef count(s):\n    return Counter(s)"
