@@ -290,6 +290,9 @@ class Sidecars:
         elif {"domain", "num_simulations", "metrics"} <= record.keys():
             # What NVIDIA's tau2 reports of the file beside it.
             self.descriptions[path.parent, stem(path).removesuffix("_results")] = dict(record)
+        elif {"info", "tasks", "simulation_index"} <= record.keys():
+            # tau2's description of a run whose simulations have a file each.
+            self.descriptions[path.parent / "simulations", ""] = dict(record)
         elif {"run_id", "agent_name", "model_name"} <= record.keys():
             # The metadata of a run of Terminal-Bench.
             self.descriptions[path.parent, ""] = {"model": record["model_name"]}

@@ -68,6 +68,28 @@ def test_results_of_tau_bench(tmp_path: Path) -> None:
     assert summaries == [("retail/7", "gpt", 0.0), ("retail/7", "gpt", None)]
 
 
+def test_simulations_of_tau2_in_files_of_their_own(tmp_path: Path) -> None:
+    """As `Results.save(format="dir")` writes them, one by voice."""
+    info = {"environment_info": {"domain_name": "retail"}, "agent_info": {"llm": "m"}}
+    document(tmp_path / "results.json", {"info": info, "tasks": [], "simulation_index": None})
+    spoken: list[Any] = [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], None]
+    for at, messages in enumerate(spoken):
+        simulation = {
+            "id": f"s{at}",
+            "task_id": at,
+            "trial": 0,
+            "termination_reason": "user_stop",
+            "messages": messages,
+        }
+        document(tmp_path / "simulations" / f"s{at}.json", simulation | {"reward_info": {"reward": 1.0 - at}})
+    rollouts, drops, _ = read(tmp_path)
+    assert [(r.task_id, r.model, r.reward, len(r.turns)) for r in rollouts] == [
+        ("retail/0", "m", 1.0, 1),
+        ("retail/1", "m", 0.0, 0),
+    ]
+    assert not drops and rollouts[1].error is None
+
+
 def test_results_of_evalplus_pass_only_with_the_added_tests(tmp_path: Path) -> None:
     statuses = {"HumanEval/0": ("pass", "pass"), "HumanEval/1": ("pass", "fail"), "HumanEval/2": ("fail", None)}
     tasks = {
