@@ -12,15 +12,14 @@ from typing import Any
 from composer_stages import json_text
 from composer_stages.formats.base import FIELDS, Origin, Reader, Record, Trajectory
 from composer_stages.formats.measurement import REWARD, MeasuredSample, State
-from composer_stages.formats.messages import message, split_turns, user_messages
-from composer_stages.messages import Message
+from composer_stages.formats.messages import conversation, split_turns, user_messages
 from composer_stages.words import Sentence
 
 NAME = "messages"
 
 
 COLUMNS: dict[str, list[str]] = FIELDS["columns"]
-OF_TRAJECTORY = ("own_id", "model", "statement", "submission", "terminated_by")
+OF_TRAJECTORY = ("model", "statement", "submission", "terminated_by")
 """Fields of a trajectory that are columns."""
 CALLS = ("function_call", "tool_call")
 """Roles of messages that are calls of the model, as JSON."""
@@ -55,8 +54,8 @@ def _list(record: Record, names: list[str]) -> list[Any] | None:
     return value if isinstance(value, list) else None
 
 
-def _messages(raw: Record) -> Iterator[Message]:
-    """Yield the messages of one entry: several of a user's in Anthropic's form that holds results of calls."""
+def _messages(raw: Record) -> Iterator[Record]:
+    """Yield the messages of one entry in OpenAI's form: several of a user's in Anthropic's that holds results."""
     names = COLUMNS["content"]
     role, content = _first(raw, COLUMNS["role"]), next(filter(None, map(raw.get, names)), None)
     if not {*names, *SPOKEN} & raw.keys():
@@ -67,19 +66,19 @@ def _messages(raw: Record) -> Iterator[Message]:
         calls = content if isinstance(content, list) else [content]
         # What is no JSON, as in templates that write calls as tags, stays as it is.
         is_text = isinstance(content, str)
-        yield message({"role": "assistant", **({"content": content} if is_text else {"tool_calls": calls})})
+        yield {"role": "assistant", **({"content": content} if is_text else {"tool_calls": calls})}
     elif role == "user" and isinstance(content, list):
         yield from user_messages(content)
     else:
-        yield message({**raw, "role": role, "content": content})
+        yield {**raw, "role": role, "content": content}
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a row. A row without any message of the model is a rollout that failed before it."""
     del origin
     raw = _list(record, COLUMNS["messages"]) or []
-    opening, turns = split_turns([item for each in raw for item in _messages(each)])
-    task, resolved, reward = (_first(record, COLUMNS[name]) for name in ("task", "verdict", "reward"))
+    opening, turns = split_turns(conversation(item for each in raw for item in _messages(each)))
+    own_id, task, resolved, reward = (_first(record, COLUMNS[name]) for name in ("own_id", "task", "verdict", "reward"))
     # Some sets write the verdict as 0 or 1.
     if resolved in (0, 1) and not isinstance(resolved, str):
         resolved = bool(resolved)
@@ -94,12 +93,15 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         task_id="" if task is None else str(task),
         opening=opening,
         turns=turns,
+        own_id=None if own_id is None else str(own_id),
         **{name: _first(record, COLUMNS[name]) for name in OF_TRAJECTORY},
         measured=measured,
         unscored=measured.state is not None,
         reward=None if reward is None else float(reward),
         resolved=resolved,
         tools=_list(record, COLUMNS["tools"]) or [],
+        # A run plays many tasks (SWE-Gym/OpenHands-Sampled-Trajectories), and tells equal rollouts apart.
+        extra={name: record[name] for name in ("run_id",) if name in record},
     )
 
 

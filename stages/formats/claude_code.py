@@ -27,8 +27,8 @@ from composer_stages.formats.base import (
     path_to_root,
     seconds,
 )
-from composer_stages.formats.messages import context, spoken, text, user_messages
-from composer_stages.messages import Message, write
+from composer_stages.formats.messages import context, conversation, text, user_messages
+from composer_stages.messages import Message
 from composer_stages.rollouts import missing
 from composer_stages.words import Sentence
 
@@ -253,11 +253,11 @@ def trajectories(record: Record, origin: Origin, limit: int = LONGEST) -> Iterat
 
 def _rollout(session: ClaudeSession, path: list[SessionAnswer], yielded: set[str], *, is_main: bool) -> Trajectory:
     lines = [line for line in session.lines_before(path[0]) if line["type"] == "user"]
-    opening: list[Message] = [item for line in lines for item in user_messages(line["message"]["content"])]
+    opening = conversation(item for line in lines for item in user_messages(line["message"]["content"]))
     turns: list[ImportedTurn] = []
     for answer, following in zip(path, [*path[1:], None], strict=True):
         inputs = session.inputs_after(answer, following)
-        turn = _turn(answer, [message for line in inputs for message in user_messages(line["message"]["content"])])
+        turn = _turn(answer, [item for line in inputs for item in user_messages(line["message"]["content"])])
         if answer.key in yielded:
             messages: list[Message] = [{"role": "assistant", "content": turn.action}, *turn.observed]
             context(opening, turns).extend(messages)
@@ -287,7 +287,7 @@ def _rollout(session: ClaudeSession, path: list[SessionAnswer], yielded: set[str
     )
 
 
-def _turn(answer: SessionAnswer, observed: list[Message]) -> ImportedTurn:
+def _turn(answer: SessionAnswer, observed: list[Record]) -> ImportedTurn:
     """Return an answer, whose parts are on several lines, as one action. Cached tokens count as prompt tokens."""
     parts: list[Record] = []
     for line in answer.lines:
@@ -298,9 +298,10 @@ def _turn(answer: SessionAnswer, observed: list[Message]) -> ImportedTurn:
     sent = [usage.get(k) for k in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")]
     inputs = [part["input"] for part in parts if part.get("name") == "Bash" and isinstance(part.get("input"), dict)]
     stop = answer.message.get("stop_reason")
+    action, *observed_messages = conversation([{"role": "assistant", "content": parts}, *observed])
     return ImportedTurn(
-        write(spoken({"role": "assistant", "content": parts})),
-        observed,
+        action["content"],
+        observed_messages,
         commands=[entry["command"] for entry in inputs if "command" in entry] or None,
         finish_reason=STOPS.get(stop, stop) if stop else None,
         prompt_tokens=None if sent[0] is None else sum(part or 0 for part in sent),

@@ -42,7 +42,7 @@ from composer_stages.formats.measurement import (
     told,
     unread,
 )
-from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.messages import conversation, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, small_file
 from composer_stages.messages import Message
 from composer_stages.redaction import redacted_bytes
@@ -287,12 +287,12 @@ def _conversation(sample: Record) -> tuple[list[Message], list[ImportedTurn]]:
     # Few-shot examples of the input are messages of the assistant too; `source` tells them from answers.
     examples = [i for i, item in enumerate(raw) if item["role"] == "assistant" and item.get("source") == "input"]
     start = examples[-1] + 1 if examples else 0
-    opening, turns = split_turns([message(item) for item in raw[start:]])
+    opening, turns = split_turns(conversation(raw[start:]))
     answers = [item for item in raw[start:] if item["role"] == "assistant"]
     for turn, item in zip(turns, answers, strict=True):
         calls = [call for call in item.get("tool_calls") or [] if isinstance(call, dict)]
         turn.parse_error = next((str(call["parse_error"]) for call in calls if call.get("parse_error")), None)
-    return [message(item) for item in raw[:start]] + opening, turns
+    return conversation(raw[:start]) + opening, turns
 
 
 def _add_outputs(sample: Record, turns: list[ImportedTurn]) -> None:

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from operator import not_
+from operator import itemgetter, not_
 from typing import Any
 
 from composer_stages import json_text
-from composer_stages.formats.base import FIELDS, ImportedTurn
+from composer_stages.formats.base import FIELDS, ImportedTurn, Record
 from composer_stages.messages import (
     OMITTED,
     Message,
@@ -39,14 +39,50 @@ def message(raw: Mapping[str, Any]) -> Message:
     return {"role": role, "content": write(spoken(raw)) if role == "assistant" else text(raw.get("content"))}
 
 
-def user_messages(content: Any) -> Iterator[Message]:
-    """Yield the messages of a user's content in Anthropic's form: the results of calls, then all other parts."""
+def conversation(raw: Iterable[Record]) -> list[Message]:
+    """Return messages as role and text, the results of every answer's calls in the order of the calls."""
+    return [message(item) for item in in_order_of_calls(raw)]
+
+
+def in_order_of_calls(raw: Iterable[Record]) -> list[Record]:
+    """Return messages, or Responses items, with the results of every answer's calls in the order of the calls.
+
+    As ids are not kept, that order alone says which call a result is of, and programs that run the calls of an answer
+    at the same time write each result when it is there.
+    """
+    ordered, numbers, results = list(raw), dict[str, int](), list[tuple[int, int, Record]]()
+    for place, item in enumerate(tuple(ordered)):
+        calls, answered = _call_ids(item), str(item.get("tool_call_id") or item.get("call_id"))
+        if calls or ROLES.get(str(item.get("role")).lower()) == "assistant":
+            # A later call counts where ids are used again, as by programs that number the calls of each answer.
+            numbers |= {call_id: place + number for number, call_id in enumerate(calls)}
+            results = []
+        elif answered in numbers:
+            results.append((numbers[answered], place, item))
+            for (_, at, _), (_, _, result) in zip(results, sorted(results, key=itemgetter(0)), strict=True):
+                ordered[at] = result
+    return ordered
+
+
+def _call_ids(item: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the calls of a message; of the one that a Responses item is."""
+    if "call_id" in item:
+        return [] if item.get("type") in RESULTS else [str(item["call_id"])]
+    parts, calls = item.get("content"), item.get("tool_calls")
+    parts = [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    calls = [json_text.loads(it) if isinstance(it, str) else it for it in calls] if isinstance(calls, list) else []
+    made = [*(part for part in parts if part.get("type") == "tool_use"), *calls]
+    return [str(it.get("id") or it.get("call_id")) for it in made if isinstance(it, Mapping)]
+
+
+def user_messages(content: Any) -> Iterator[Record]:
+    """Yield a user's content in Anthropic's form as messages: the results of calls, then all other parts."""
     parts = content if isinstance(content, list) else [content]
     results = [isinstance(part, Mapping) and part.get("type") == "tool_result" for part in parts]
     for part in compress(parts, results):
-        yield {"role": "tool", "content": text(part.get("content"))}
+        yield {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": part.get("content")}
     if other_parts := list(compress(parts, map(not_, results))):
-        yield message({"role": "user", "content": other_parts})
+        yield {"role": "user", "content": other_parts}
 
 
 def spoken(raw: Mapping[str, Any]) -> MessageParts:
@@ -170,13 +206,13 @@ class Exchange:
         return {"role": "assistant", "content": write(parts)}
 
 
-def exchanges(items: Iterable[Mapping[str, Any]]) -> list[Exchange]:
+def exchanges(items: Iterable[Record]) -> list[Exchange]:
     """Return Responses items grouped into messages.
 
     A new assistant message begins after an input, and where the model speaks or thinks after it has spoken or called.
     """
     grouped: list[Exchange] = []
-    for item in items:
+    for item in in_order_of_calls(items):
         kind = item.get("type") or "message"
         if kind in RESULTS:
             # The output of a function may be text, a list of parts or, from programs that skip the schema, an object.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from composer_stages.formats.base import INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
-from composer_stages.formats.messages import exchanges, first_question, message, response_message
+from composer_stages.formats.messages import exchanges, first_question, in_order_of_calls, message, response_message
 from composer_stages.formats.reports import stem
 from composer_stages.messages import Message
 from composer_stages.words import Sentence
@@ -68,7 +68,7 @@ def trajectories(record: Any, origin: Origin) -> Iterator[Trajectory]:
 def _conversation(raw: list[Record]) -> tuple[list[Message], list[ImportedTurn]]:
     opening: list[Message] = []
     turns: list[ImportedTurn] = []
-    for item in raw:
+    for item in in_order_of_calls(raw):
         extra = item.get("extra") or {}
         if item.get("role") == "exit":
             continue  # version 2 ends with a message that repeats the exit status and the submission

@@ -18,7 +18,7 @@ import orjson
 
 from composer_stages import messages
 from composer_stages.formats.base import FIELDS, ImportedTurn, Origin, Reader, Record, Trajectory, read_marks
-from composer_stages.formats.messages import context, message, split_turns
+from composer_stages.formats.messages import context, conversation, message, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from composer_stages.messages import Message
 from composer_stages.runs import store
@@ -57,7 +57,7 @@ def trajectories(record: Any, origin: Origin) -> Iterator[Trajectory]:
         return
     parts: list[list[SentCall]] = []
     for call in calls:
-        sent = [message(item) for item in (call.get("request") or {}).get("messages") or []]
+        sent = conversation((call.get("request") or {}).get("messages") or [])
         # A request that does not begin with the messages of the one before belongs to a compacted conversation.
         if parts and sent[: len(parts[-1][-1][1])] == parts[-1][-1][1]:
             parts[-1].append((call, sent))
@@ -68,7 +68,7 @@ def trajectories(record: Any, origin: Origin) -> Iterator[Trajectory]:
 
 
 def _episode(record: Record, origin: Origin) -> Trajectory:
-    opening, turns = split_turns([message(item) for item in record["messages"]])
+    opening, turns = split_turns(conversation(record["messages"]))
     metrics, extra = record.get("metrics") or {}, record.get("extra") or {}
     about = origin.sidecars.description(origin.path)
     env = extra.get("env") or about.get("env_id") or about.get("env") or NAME

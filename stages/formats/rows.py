@@ -169,7 +169,7 @@ def absent(trajectory: Trajectory, steps: list[Row], model: str | None) -> set[m
         missing.LOGPROBS: "text" in levels or not levels,
         missing.MODEL: model is None,
         missing.USAGE: any(row["completion_tokens"] is None for row in steps) or not steps,
-        missing.MEDIA: any(OMITTED in row["new_messages_json"] for row in steps),
+        missing.MEDIA: any(OMITTED in row["new_messages_json"] + row["action"] for row in steps),
         missing.FINISH: "finish_reason" not in recorded,
         missing.PARSE: not {"commands", "parse_error"} & recorded,
         missing.ELISION: "elided_chars" not in recorded,

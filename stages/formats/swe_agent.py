@@ -9,7 +9,7 @@ from typing import Any
 
 from composer_stages import json_text
 from composer_stages.formats.base import ImportedTurn, Origin, Reader, Record, Trajectory, find_instance
-from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.messages import conversation, split_turns
 from composer_stages.formats.reports import stem
 from composer_stages.messages import Message
 from composer_stages.rollouts import missing
@@ -86,15 +86,15 @@ def _conversation(attempt: Record) -> tuple[list[Message], list[ImportedTurn]]:
             )
             for step in steps
         ]
-        return [message(item) for item in query if "role" in item], turns
+        return conversation(item for item in query if "role" in item), turns
     # Messages of a demonstration are marked in the history; they precede the task.
     demonstrations = [i for i, item in enumerate(history) if item.get("is_demo")]
     start = demonstrations[-1] + 1 if demonstrations else 0
-    opening, turns = split_turns([message(item) for item in history[start:]])
+    opening, turns = split_turns(conversation(history[start:]))
     actions = [item.get("action") for item in history[start:] if item["role"] == "assistant"]
     for turn, action in zip(turns, actions, strict=True):
         turn.commands = None if action is None else [action.strip()] if action.strip() else []
-    return [message(item) for item in history[:start]] + opening, turns
+    return conversation(history[:start]) + opening, turns
 
 
 READERS = (Reader(NAME, recognises, trajectories, frozenset({missing.PARSE})),)

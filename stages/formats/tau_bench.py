@@ -23,7 +23,7 @@ from composer_stages.formats.measurement import (
     as_settings,
     told,
 )
-from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.messages import conversation, split_turns
 from composer_stages.formats.reports import stem
 from composer_stages.runs import store
 
@@ -88,8 +88,7 @@ def _played(simulation: Record, info: Record, origin: Origin) -> Trajectory:
 def _rollout(
     domain: str, record: Record, messages: list[Record], reward: Any, trial: Any, statement: str | None = None
 ) -> Trajectory:
-    # The messages of a tool call have no text.
-    opening, turns = split_turns([message({**item, "content": item.get("content") or ""}) for item in messages])
+    opening, turns = split_turns(conversation(messages))
     return Trajectory(
         task_id=f"{domain}/{record['task_id']}",
         env=domain,

@@ -20,7 +20,7 @@ import pyarrow as pa
 from composer_stages import json_text
 from composer_stages.formats.base import Origin, Reader, Record, Trajectory, has_keys
 from composer_stages.formats.measurement import REWARD, MeasuredSample
-from composer_stages.formats.messages import message, split_turns
+from composer_stages.formats.messages import conversation, split_turns
 from composer_stages.formats.secrets import clean
 from composer_stages.formats.transcripts import MARK, ExportedTranscript, File, Writer
 from composer_stages.messages import Message
@@ -99,7 +99,7 @@ def _messages(value: Any, role: str) -> list[Message]:
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     # A column of structs has every field in every row: a message without calls has `tool_calls` null.
-    return [message({name: part for name, part in item.items() if part is not None}) for item in value]
+    return conversation({name: part for name, part in item.items() if part is not None} for item in value)
 
 
 def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> Iterable[File]:

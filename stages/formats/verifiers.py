@@ -47,7 +47,7 @@ from composer_stages.formats.measurement import (
     as_settings,
     told,
 )
-from composer_stages.formats.messages import context, message, split_turns
+from composer_stages.formats.messages import context, conversation, in_order_of_calls, message, split_turns
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
 from composer_stages.messages import Message
 from composer_stages.rollouts import missing
@@ -155,7 +155,7 @@ def _result_messages(value: Any, role: str) -> list[Message]:
     """Return messages, from a list or from the plain text of a base model."""
     if isinstance(value, str):
         return [{"role": role, "content": value}] if value else []
-    return [message(item) for item in value or []]
+    return conversation(value or [])
 
 
 @dataclass(frozen=True)
@@ -215,12 +215,13 @@ def _branches(trace: Record, run: TraceRun, origin: Origin) -> Iterator[Trajecto
         opening: list[Message] = []
         turns: list[ImportedTurn] = []
         token_ids: list[int] = []
-        for index in reversed(path):
+        ordered = in_order_of_calls(nodes[index]["message"] for index in reversed(path))
+        for index, said in zip(reversed(path), ordered, strict=True):
             node = nodes[index]
             if node.get("sampled") and index not in yielded:
                 turns.append(_trace_turn(node, token_ids, calls.get(index) or {}))
             else:
-                context(opening, turns).append(message(node["message"]))
+                context(opening, turns).append(message(said))
             token_ids = token_ids + (node.get("token_ids") or [])
         own_id = trace["id"] if number == 0 else f"{trace['id']}/{leaf}"
         if turns or number == 0:

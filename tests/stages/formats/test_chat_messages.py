@@ -12,6 +12,7 @@ from support.transcripts import (
     assistant,
     call,
     document,
+    imported,
     jsonl,
     payloads,
     read,
@@ -19,6 +20,8 @@ from support.transcripts import (
     tool,
     user,
 )
+
+from composer_stages.runs.kinds import ROLLOUT
 
 LOOK = "bash", '{"command": "ls"}'
 CHAT = [system("You fix."), user("It breaks."), assistant("I look.", tool_calls=[call(*LOOK)]), tool("a.py")]
@@ -47,6 +50,14 @@ def test_from_value_messages_and_numeric_verdicts_are_read(tmp_path: Path) -> No
     rollouts, _, _ = read(jsonl(tmp_path / "x.jsonl", row(chat, "conversations", resolved=1), row(chat, resolved=0.0)))
     assert [(rollout.resolved, rollout.turns[0].action) for rollout in rollouts] == [(True, "a"), (False, "a")]
     assert rollouts[0].opening == [user("q")]
+
+
+@pytest.mark.parametrize("key", ["run_id", "traj_id"])
+def test_the_id_of_a_run_is_none_of_its_rollouts(tmp_path: Path, key: str) -> None:
+    ids = [7, 7, 7] if key == "run_id" else [7, 8, 9]
+    rows = [row(**{key: name}) | {"instance_id": f"owner__repo-{n}"} for n, name in enumerate(ids)]
+    run = imported(tmp_path, jsonl(tmp_path / "data" / "x.jsonl", *rows))
+    assert [rollout["task_id"] for rollout in run.scan(ROLLOUT).rows()] == [each["instance_id"] for each in rows]
 
 
 CALLED = '{"name": "bash", "arguments": {"command": "ls"}}'

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.transcripts import action, jsonl, payloads, read
 
 from composer_stages.formats import claude_code
@@ -53,8 +54,10 @@ SESSION = [
 ]
 
 
-def test_an_answer_on_several_lines_is_one_action_with_all_its_results(tmp_path: Path) -> None:
-    (rollout,), drops, count = read(jsonl(tmp_path / "s1.jsonl", *SESSION))
+@pytest.mark.parametrize("second_first", [False, True])
+def test_an_answer_on_several_lines_is_one_action_with_all_its_results(tmp_path: Path, second_first: bool) -> None:
+    order = [0, 1, 2, 3, 4, 5, 6, *((8, 7) if second_first else (7, 8)), 9]  # of calls that run at the same time
+    (rollout,), drops, count = read(jsonl(tmp_path / "s1.jsonl", *(SESSION[number] for number in order)))
     calls = (("Bash", json.dumps({"command": command})) for command in ("ls", "pwd"))
     assert [turn.action for turn in rollout.turns] == [action("", *calls, thought="I look."), "Done."]
     assert [m["content"] for m in rollout.turns[0].observed] == ["a.py", "/work\n[omitted: image]"]

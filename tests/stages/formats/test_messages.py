@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.transcripts import action, assistant, system, tool, user
 
-from composer_stages.formats.messages import exchanges, message, response_message, split_turns, spoken
+from composer_stages.formats.messages import conversation, exchanges, message, response_message, split_turns, spoken
 from composer_stages.messages import MessageParts, ToolCall, write
 
 CALL = ToolCall("f", '{"a":  1}')
@@ -63,6 +63,27 @@ def test_roles_and_parts_without_text_are_normalised() -> None:
     assert message(user(parts)) == user("a\n[omitted: image_url]") and message(tool(None)) == tool("")
     called = message(assistant("", function_call={"name": "f", "arguments": "{}"}))
     assert called["content"].startswith("<tool_call>")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        [assistant("", tool_calls=[{"id": name, "function": {"name": name}} for name in "ab"])],
+        [assistant([{"type": "tool_use", "id": name, "name": name, "input": {}} for name in "ab"])],
+        ["function_call", "function_call_output"],
+    ],
+)
+def test_results_follow_in_the_order_of_their_calls_as_ids_are_not_kept(raw: list[Any]) -> None:
+    if isinstance(raw[0], str):
+        items = [{"type": raw[0], "name": name, "call_id": name, "arguments": "{}"} for name in "ab"]
+        results = [{"type": raw[1], "call_id": name, "output": f"of {name}"} for name in "ba"]
+        ordered = [exchange.message() for exchange in exchanges([*items, *results, *items, *results])]
+    else:
+        results = [tool("of b", tool_call_id="b"), user("between"), tool("of a", tool_call_id="a"), tool("unknown")]
+        ordered = conversation([*raw, *results, *raw, *results])  # ids that are used again, as programs do
+    observed = [item["content"] for item in ordered if item["role"] == "tool"]
+    assert [text for text in observed if text != "unknown"] == ["of a", "of b"] * 2
+    assert conversation([tool("alone", tool_call_id="z"), *results[:0]]) == [tool("alone")]
 
 
 def test_turns_begin_with_the_first_answer() -> None:
