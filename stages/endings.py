@@ -22,5 +22,10 @@ _PREFIX = re.compile(r"^(finish|stop|done)?reason(?=.)")
 
 @lru_cache(256)
 def ending_of(word: str) -> str:
-    """Return what a server's word for the end of an answer means; `UNKNOWN` for a word of no table."""
-    return _ENDING.get(_PREFIX.sub("", re.sub(r"[^a-z0-9]", "", word.lower())), UNKNOWN)
+    """Return what a server's word for the end of an answer means; `UNKNOWN` for a word of no table.
+
+    Gemini's compatible server writes the kind before the word: `function_call_filter: MALFORMED_FUNCTION_CALL`.
+    """
+    kind, _, detail = word.partition(":")
+    plain = (_PREFIX.sub("", re.sub(r"[^a-z0-9]", "", text.lower())) for text in (word, detail, kind))
+    return next((_ENDING[text] for text in plain if text in _ENDING), UNKNOWN)

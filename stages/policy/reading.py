@@ -275,7 +275,7 @@ def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
         value = next((function[name] for name in TABLE["arguments"] if function.get(name) is not None), None)
         # Some servers give the arguments as an object, where the protocol has the text of its JSON.
         arguments = value.strip() if isinstance(value, str) else orjson.dumps(value or {}).decode()
-        read.append(ToolCall(str(function["name"] or ""), arguments or "{}"))
+        read.append(ToolCall(str(function["name"] or "").strip(), arguments or "{}"))
     return tuple(read)
 
 
