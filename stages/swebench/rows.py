@@ -37,8 +37,8 @@ def read_records(path: Path) -> Iterator[Any]:
                 except ValueError as error:
                     raise BadInput("swebench.line-not-json", path=path, number=number, error=error) from None
         return
-    if isinstance(document, dict) and "instance_id" not in document:
-        yield from document.values()
+    if isinstance(document, dict) and document and all(isinstance(row, dict) for row in document.values()):
+        yield from document.values()  # rows by their ids
     else:
         yield from document if isinstance(document, list) else [document]
 

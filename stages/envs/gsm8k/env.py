@@ -9,7 +9,7 @@ from pathlib import Path
 from composer_stages.envs.answered import AnsweredEnv, Question
 from composer_stages.envs.base import Split
 from composer_stages.envs.gsm8k import answers
-from composer_stages.envs.task_table import hub_rows, is_held_out, no_such_field, read_rows
+from composer_stages.envs.task_table import hub_rows, is_held_out, meant_field, no_such_field, read_rows
 from composer_stages.errors import BadInput
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
@@ -58,10 +58,13 @@ def _questions(source: str, rows: list[Row]) -> list[Question]:
 
 def _add(questions: dict[str, Question], row: Row) -> None:
     """Add the question of a row, which counts once; ValueError with the reason where it cannot be used."""
-    if unknown := [name for name in row if name not in FIELDS]:
-        raise ValueError(no_such_field(unknown[0], FIELDS))
+    others = [name for name in row if name not in FIELDS]
+    near = {name: meant_field(name.lower(), FIELDS) for name in others if len(name) > 2}
+    meant = {name: fields[0] for name, fields in near.items() if fields and fields[0] not in row}
     if ("question" in row) == ("prompt" in row) or "answer" not in row:
-        raise ValueError(Sentence("envs.gsm8k.without-fields", fields=list(row)))
+        raise ValueError(Sentence("envs.gsm8k.without-fields", fields=list(row), meant=meant))
+    if others:
+        raise ValueError(no_such_field(others[0], FIELDS))
     texts = {name: value for name, value in row.items() if name != "kind"}
     if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
         raise ValueError(Sentence("envs.gsm8k.not-a-text", name=wrong[0], value=row[wrong[0]]))

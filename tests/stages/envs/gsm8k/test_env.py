@@ -61,6 +61,7 @@ def test_two_files_are_two_splits_and_a_question_counts_once(tmp_path: Path) -> 
     [
         ({"answer": None}, "give question (or prompt) and answer"),
         ({"prompt": "Why not?"}, "give question (or prompt) and answer"),
+        ({"question": None, "Problem": "Why?", "ID": "1"}, "and answer; did you mean prompt by Problem?"),
         ({"answer": 3}, "not a text"),
         ({"question": ["Why?"]}, "not a text"),
         ({"answer": "3"}, "does not end with"),
