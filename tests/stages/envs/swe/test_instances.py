@@ -62,7 +62,7 @@ def test_a_row_of_neither_shape_is_named_with_what_it_lacks(tmp_path: Path) -> N
         BadInput, match=r"row a__b-1, .* needs test_patch, version, the newer one test_patch, image, eval_script"
     ):
         load(written([CLASSIC_ROW, row], tmp_path / "rows.jsonl"))
-    with pytest.raises(BadInput, match="row number 1, .* needs repo, instance_id"):
+    with pytest.raises(BadInput, match=r"row number 1, .* needs repo, instance_id"):
         load(written([{"org": "a", "base": {"sha": "1"}}], tmp_path / "rows.jsonl"))
     newer = {key: value for key, value in NEWER_ROW.items() if key not in ("image", "version")}
     with pytest.raises(BadInput, match="the newer one image"):
