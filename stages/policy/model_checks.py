@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -169,10 +170,11 @@ def require_read_calls(config: PolicyConfig, tokenizer: Any) -> None:
     """Raise `UsageError` if calls as the chat template writes them are not read in the format of `tool_calls`."""
     if config.tool_calls not in FORMATS:
         return
-    call = ToolCall(PROBED_TOOL["function"]["name"], '{"a": "b"}')
+    call = ToolCall(PROBED_TOOL["function"]["name"], '{"a":"b"}')
     asked: list[Message] = [{"role": "user", "content": "."}]
     said: Message = {"role": "assistant", "content": write(MessageParts("", (call,)))}
-    opening, whole = render(tokenizer, [(asked, True), ([*asked, said], False)], [PROBED_TOOL])
+    with translate_errors(config):
+        opening, whole = render(tokenizer, [(asked, True), ([*asked, said], False)], [PROBED_TOOL])
     if said["content"] in whole:  # in our own form, which is read always
         return
     common = length_in_common(opening, whole)
@@ -180,7 +182,8 @@ def require_read_calls(config: PolicyConfig, tokenizer: Any) -> None:
     written = whole[max(map(whole[:common].rfind, ">]\n")) + 1 :]
     end = turn_form(tokenizer).end
     written = written[: written.rindex(end)] if end and end in written else written
-    if read(normalise_calls(config.tool_calls, written)).calls != (call,):
+    calls = read(normalise_calls(config.tool_calls, written)).calls
+    if [replace(each, arguments="".join(each.arguments.split())) for each in calls] != [call]:
         raise UsageError("policy.calls-not-read", model=config.model, form=config.tool_calls, written=written.strip())
 
 
