@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -123,12 +124,17 @@ def _kinds(log: ReadLog, name: str) -> list[ScoreKind]:
 
 
 def told_apart(logs: Sequence[ReadLog]) -> list[ReadLog]:
-    """Return the sides with tasks of their own for what any of them has several items of under one name."""
-    shared = set[str]()
-    for log in logs:
-        pairs = log.items.filter(pc.is_valid(log.items["item"])).group_by(["task", "item"]).aggregate([])
-        counts = pairs.group_by("task").aggregate([("item", "count")])
-        shared.update(counts["task"].filter(pc.greater(counts["item_count"], 1)).to_pylist())
+    """Return the sides with tasks of their own for what any of them has several items of under one name.
+
+    Of which two sides share none, items are samples of a task.
+    """
+    pairs = [log.items.filter(pc.is_valid(log.items["item"])).group_by(["task", "item"]).aggregate([]) for log in logs]
+    several = set[str]()
+    for of_log in pairs:
+        counts = of_log.group_by("task").aggregate([("item", "count")])
+        several.update(counts["task"].filter(pc.greater(counts["item_count"], 1)).to_pylist())
+    of_sides = Counter(pair for of_log in pairs for pair in zip(*of_log.to_pydict().values(), strict=True))
+    shared = several & {task for (task, _), number in of_sides.items() if number > 1}
     if not shared:
         return [*logs]
     apart = pa.array(sorted(shared), pa.string())

@@ -29,7 +29,7 @@ from composer_stages import json_text
 from composer_stages.data_files import load_toml
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.formats import readers, reading
-from composer_stages.formats.base import Drop
+from composer_stages.formats.base import FIELDS, Drop
 from composer_stages.formats.files import LFS, Source
 from composer_stages.formats.measurement import ENDED_IN_ERROR, ScoreKind
 from composer_stages.formats.reports import Sidecars
@@ -65,6 +65,7 @@ WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FAL
 ROUNDED = r"^-?\d(?:\.\d+)?[eE]\+\d\d+$|^-?\d\.\d{6,}[eE]\d+$"
 """An integer that some program has held as a floating-point number, and with it its neighbours: Excel has 5 digits."""
 UUID = "extension<arrow.uuid>"
+CHATS, CHAT_SCORES = "messages", frozenset([*FIELDS["columns"]["verdict"], *FIELDS["columns"]["reward"]])
 CHUNK = 1 << 16
 DAMAGE = (EOFError, zlib.error, OSError, pa.ArrowException)
 
@@ -238,7 +239,11 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
         damage.append(item)
     if first is None and damage:
         raise unreadable(path, damage[0])
-    if not isinstance(first, dict) or any(reading.fits(reader, first) for reader in readers("auto")):
+    if not isinstance(first, dict):
+        return None
+    formats = {reader.name for reader in readers("auto") if reading.fits(reader, first)}
+    # A table may hold chats beside scores that a set of chats has no name for.
+    if formats and not (formats == {CHATS} and SCORE_ROOTS & first.keys() and not CHAT_SCORES & first.keys()):
         return None
     if not is_parquet:
         has_id = columns.ids or any(isinstance(first.get(name), str | int | float) for name in NAMES["ids"])

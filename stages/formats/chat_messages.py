@@ -7,6 +7,7 @@ either of two spellings, the task under `instance_id` and its like, the verdict 
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from composer_stages import json_text
@@ -78,16 +79,19 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     del origin
     raw = _list(record, COLUMNS["messages"]) or []
     opening, turns = split_turns(conversation(item for each in raw for item in _messages(each)))
-    own_id, task, resolved, reward = (_first(record, COLUMNS[name]) for name in ("own_id", "task", "verdict", "reward"))
+    # A target is a verdict in one data set, and the right answer in others.
+    verdicts = [name for name in COLUMNS["verdict"] if name != "target" or isinstance(record.get(name), bool)]
+    own_id, task, item, reward = (_first(record, COLUMNS[name]) for name in ("own_id", "task", "item", "reward"))
+    resolved = _first(record, verdicts)
     # Some sets write the verdict as 0 or 1.
     if resolved in (0, 1) and not isinstance(resolved, str):
         resolved = bool(resolved)
     elif resolved is not None:
         raise TypeError(Sentence("formats.resolved-not-boolean", resolved=f"{resolved!r:.40}"))
-    measured = MeasuredSample()
+    measured = MeasuredSample(item="" if item is None or task is not None else str(item))
     if reward in (0, 1) and resolved is not None and reward != resolved:
         reason = f"reward {reward}, and {'' if resolved else 'not '}resolved"
-        measured = MeasuredSample({REWARD: float(reward)}, State.INVALID, reason)
+        measured = replace(measured, scores={REWARD: float(reward)}, state=State.INVALID, reason=reason)
         reward = resolved = None
     yield Trajectory(
         task_id="" if task is None else str(task),

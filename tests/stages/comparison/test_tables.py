@@ -366,6 +366,26 @@ def test_a_table_that_is_one_object_is_refused(tmp_path: Path, document: dict[st
     refused(lambda: read(path), BadInput, "a.json", "orient='records'", code="comparison.one-object", keys=keys)
 
 
+@pytest.mark.parametrize(
+    ("about", "tasks"),
+    [
+        (lambda side, at: {"id": at, "score": at % 2}, 20),
+        (lambda side, at: {"id": f"{side}{at}", "score": at % 2}, 1),
+        (lambda side, at: {"task_id": at, "score": at % 2, "target": "B"}, 20),
+        (lambda side, at: {"task_id": at, "score": at % 2, "target": 1}, 20),
+        (lambda side, at: {"task_id": at, "f1": at % 2}, 20),
+        (lambda side, at: {"task_id": at, "scores": {"acc": at % 2}}, 20),
+    ],
+    ids=["ids of tasks", "ids of rows", "a target in words", "a target that is a number", "a metric", "scores"],
+)
+def test_scores_beside_chats_that_begin_alike(
+    tmp_path: Path, about: Callable[[str, int], dict[str, Any]], tasks: int
+) -> None:
+    chat = {"messages": [user("Solve the task."), assistant("Done.")]}
+    a, b = (made(tmp_path / f"{side}.jsonl", [about(side, at) | chat for at in range(20)]) for side in "ab")
+    assert compared(a, b)[:2] == (tasks, 0)
+
+
 def test_half_a_surrogate_pair_is_read(tmp_path: Path) -> None:
     rows = [{"id": f"\ud83d{at}", "score": at % 2, "question": f"\ude00 {at}", "error": "\ud83d"} for at in range(9)]
     path = made(tmp_path / "a.jsonl", rows)
