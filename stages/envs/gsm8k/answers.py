@@ -103,6 +103,11 @@ def is_right(text: str, right: str) -> bool:
     return len(answers) > 1 and not number and _judge.is_equal(right, ", ".join(answers))
 
 
+def boxed(solution: str) -> str:
+    """Return what the last boxes of a solution hold, or the text where it has none."""
+    return ", ".join(_boxes(_without_line_breaks(solution).replace("\n", " "))).strip() or solution
+
+
 def number_of(right: str) -> str:
     """Return the number that a right answer is, in one writing and without its unit; "" where it is none."""
     for text in (right, UNIT.sub("", right)):
@@ -136,6 +141,8 @@ def final_answers(text: str, *, is_number: bool = True) -> list[str]:
     lines = [line for line in text.splitlines() if line.strip()]
     if not is_number:
         last = lines[-1] if lines else ""
+        if bold := re.findall(r"(?<![\w)])\*\*(.+?)\*\*(?!\w)", last):
+            return _expressions(bold[-1], is_number)
         formulas = [*FORMULA.finditer(last)]
         return _expressions(last[_begin_of_last(last, formulas) :] if formulas else last, is_number)
     for line in reversed(lines):

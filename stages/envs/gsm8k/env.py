@@ -72,6 +72,7 @@ def _add(questions: dict[str, Question], row: Row) -> None:
         raise ValueError(Sentence("envs.gsm8k.unknown-kind", kind=row["kind"]))
     # Of mathematics of the user's own the whole answer counts, unless it marks one.
     _, mark, answer = row["answer"].rpartition("####")
+    answer = answers.boxed(answer)
     number = answers.number_of(answer)
     answer = number or answer.strip()
     if not answer or not ("kind" in row or (mark and number)):

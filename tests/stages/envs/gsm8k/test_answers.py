@@ -50,7 +50,8 @@ MATHEMATICS: dict[str, tuple[list[str], list[str]]] = {
         ],
         ["\\boxed{\\textbf{(C)}\\ 12}", "The answer is B or C", "\\boxed{B+1}"],
     ),
-    "(B)": (["\\boxed{B}", "**B. Paris**"], ["**C. Brussels**"]),
+    "(B)": (["\\boxed{B}", "**B. Paris** is one."], ["**C. Brussels**"]),
+    "yes": (["**Yes**, because 3 > 2"], ["**No**"]),
 }
 """Right answer -> texts that give it, and texts that do not."""
 

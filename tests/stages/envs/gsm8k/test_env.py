@@ -121,6 +121,22 @@ def test_rows_of_mathematics_have_any_expression(tmp_path: Path) -> None:
     assert env.solution() == [f"#### {task.data['answer']}"]
 
 
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        ("We have $x = 5$. Hence\n$$x + 2 = \\boxed{\n7}.$$", "7"),
+        ("\\boxed{1} and \\boxed{2}", "1, 2"),
+        ("$\\boxed{\\textbf{(B)}\\ 12}$", "\\textbf{(B)}\\ 12"),
+        ("18 dollars", "18"),
+        ("$x = 5$", "$x = 5$"),
+    ],
+)
+def test_the_answer_of_a_solution_is_what_it_boxes(tmp_path: Path, solution: str, answer: str) -> None:
+    row = {"question": "Why?", "answer": solution, "kind": "math"}
+    env = Gsm8kEnv(path=str(jsonl(tmp_path / "rows.jsonl", row)), eval_path=write(tmp_path / "other.jsonl", range(1)))
+    assert env.tasks("train", 1, seed=0)[0].data["answer"] == answer
+
+
 @needs("real")
 def test_rows_of_gsm8k() -> None:
     env = Gsm8kEnv(str(ROWS / "train-200.jsonl"), str(ROWS / "test-200.jsonl"))
