@@ -304,6 +304,8 @@ class ChainCommand(HelpCommand):
                 with interrupt_leaves(unsure):
                     jobs.submit_or_show(request, dry_run=values["dry_run"], json=values["json"])
                 return
+            if any("on" in layer for layer in map(assignment, typed)):
+                raise UsageError("cli.settings-of-no-service", services=[*base.EXECUTORS])
             arguments = arguments.model_copy(update={"on": None if where == base.LOCAL else where})
             if values["tune"]:
                 from composer_cli import tuning  # with the statistics and numpy, which few chains need

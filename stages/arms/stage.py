@@ -47,6 +47,10 @@ from composer_stages.words import Sentence
 
 PAIR_SET = 12
 """Hexadecimal digits of the digest that names a set of pairs."""
+NO_CONTROL = ("null", "none", "")
+"""Texts that a file or an option gives for no control."""
+FULL_REWARD = 1 + 1e-6
+"""The most that shares which add up to 1 make, with what rounding adds."""
 LONG = frozenset({"transcript_json", "steps_json", "submission", "patch", "test_log", "metrics_json"})
 """Columns of an item that are not read where many items are."""
 
@@ -117,7 +121,9 @@ def _require_compared(names: Sequence[str], config: Config, remedy: Sentence) ->
     # Else as given: the first is what was before.
     known_arms = sorted(dict.fromkeys(names), key=lambda name: name != START)
     roles = {"baseline": config.baseline, "treatment": config.treatment, "control": config.control}
-    for role in ("baseline", "treatment"):
+    # A control that nobody gave is the name of one that there may be; TOML has no null.
+    asked = "control" in config.model_fields_set and config.control not in (None, *NO_CONTROL)
+    for role in ("baseline", "treatment", *(["control"] if asked else [])):
         if (name := roles[role]) not in names:
             raise UsageError("arms.no-arm", arm=name, role=role, arms=known_arms, remedy=remedy)
     for first, second in combinations(roles, 2):
@@ -368,10 +374,19 @@ def worker_blocks(rollouts_of: Iterable[tuple[Arm, Sequence[LiveRollout]]]) -> l
     return shares
 
 
+def passed_by(reward: float | None, hidden_pass: bool | None) -> bool | None:
+    """Return whether a rollout passed: its reward is full; on a scale above 1, by the hidden tests, None without."""
+    if reward is None or reward > FULL_REWARD:
+        return None if reward is None else hidden_pass
+    return reward >= 1
+
+
 def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
     """Return one `eval_item` row; `passed` is null when the machinery failed."""
     error_type, error = rollout.error or (None, rollout.grade.error)
-    reward = None if rollout.error else rollout.grade.reward
+    passed = None if rollout.error else passed_by(rollout.grade.reward, rollout.grade.hidden_pass)
+    if passed is None and error_type is None and rollout.grade.reward is not None:
+        error_type, error = "WrongValue", Sentence("arms.reward-above-one", reward=rollout.grade.reward)
     return {
         "item_id": item_id(arm, rollout),
         "arm": arm.name,
@@ -383,7 +398,7 @@ def played_item(arm: Arm, rollout: LiveRollout, sampling: SamplingUnit) -> Row:
         "terminated_by": rollout.terminated_by,
         "wall_s": rollout.wall_s,
         "unit": sampling.of(rollout.task.task_id, rollout.task.family),
-        "passed": None if reward is None else reward >= 1.0,
+        "passed": passed,
         **verdict_columns(rollout.grade),
         "num_steps": len(rollout.steps),
         **action_facts(rollout),
@@ -406,7 +421,7 @@ def rollout_items(pilot: Run) -> Iterator[Row]:
             "arm": START,
             "train_seed": 0,
             "unit": sampling_unit_of(row["env"]).of(row["task_id"], row.get("family")),
-            "passed": None if row["reward"] is None else row["reward"] >= 1.0,
+            "passed": passed_by(row["reward"], row.get("hidden_pass")),
             # A rollout without a cost of its own gets an equal share of the run's.
             "cost_usd": pilot.manifest.cost_usd / len(rows) if row["cost_usd"] is None else row["cost_usd"],
             "sampled_tokens": row["completion_tokens"],

@@ -41,6 +41,7 @@ from composer_stages.formats.measurement import (
     MeasuredLog,
     ScoreKind,
     State,
+    as_settings,
     reason_of,
 )
 from composer_stages.formats.reading import FileCount, ReadTrajectory
@@ -74,6 +75,8 @@ PARTS = (*NUMBERS, "groups")
 """The fields of a `ReadLog` that hold a value for each of its items."""
 ROLLOUT_PAGE, ID = "rollout/", "?id="
 """The address of a rollout for `composer view`: before the run's name, and before its id, which is not quoted here."""
+PLAYED = ("temperature", "max_tokens", "tool_calls", "max_steps", "history")
+"""Settings of a run of this program, and of its policy, by which rollouts are played differently."""
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
 JUDGES = "+"
 """Between the names of scores that several judges gave each sample."""
@@ -597,7 +600,8 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
         cells |= dict.fromkeys(("item", "question"), pa.nulls(len(rows), pa.string()))
         cells["log"] = pa.array(np.zeros(len(rows), dtype=np.int64))
         env = (run.manifest.config.get("env") or {}).get("name") or ""
-        return ReadLog("", pa.table(cells), (program,), scores={REWARD: reward}, logs=(MeasuredLog(program, task=env),))
+        log = MeasuredLog(program, task=env, settings=_played_by(run))
+        return ReadLog("", pa.table(cells), (program,), scores={REWARD: reward}, logs=(log,))
     origins = run.scan(ORIGIN).arrow(["rollout_id", "extra_json", "file"])
     origins = origins.take(pc.index_in(rows["rollout_id"], origins["rollout_id"]))
     extras = origins["extra_json"].to_pylist()
@@ -625,6 +629,18 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
         before=before,
         logs=tuple(logs.values()),
     )
+
+
+def _played_by(run: Run) -> dict[str, str]:
+    """Return the settings of a run that change outcomes, but for the model, and the digest of its environment."""
+    identity = {"policy": {}, "env": {}, **run.manifest.identity}
+    env, policy = identity["env"] or {}, identity["policy"] or {}
+    options = ", ".join(f"{key}={value}" for key, value in sorted((env.get("options") or {}).items()))
+    # A digest of the files that options name: these may have moved.
+    named = None if not env or env.get("content_sha256") else options or "defaults"
+    digest = next((value[:8] for key, value in sorted(env.items()) if key.endswith("_sha256") and value), None)
+    played = {name: {**policy, **identity}.get(name) for name in PLAYED}
+    return as_settings({"environment options": named, "environment version": digest, **played})
 
 
 def choose_unit(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:

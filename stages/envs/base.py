@@ -113,10 +113,10 @@ class Grade:
 
     @property
     def passed(self) -> bool | None:
-        """Return the verdict of the hidden tests, else whether the reward is above 0, else None."""
+        """Return the verdict of the hidden tests, else whether the reward is full, else None."""
         if self.hidden_pass is not None:
             return self.hidden_pass
-        return None if self.reward is None else self.reward > 0
+        return None if self.reward is None else self.reward >= 1
 
 
 class HackPair(TypedDict):

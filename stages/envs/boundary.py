@@ -26,6 +26,7 @@ from composer_stages.words import Sentence
 
 COMPOSER = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+TASK_TEXTS = ("task_id", "env", "split", "family", "prompt")
 FLAGS = ("hidden_pass", "visible_pass", "hacked", "protocol_ok")
 
 
@@ -112,7 +113,8 @@ def grade_together(environments: list[Environment]) -> list[Any] | None:
         return None
     # Mistakes of an environment's code: each rollout is then graded by itself, so that one bad rollout costs only its
     # own grade. InfrastructureError and OSError are no such mistakes and are raised.
-    with suppress(ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError):
+    mistakes = ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, SystemExit, TypeError, ValueError
+    with suppress(*mistakes):
         grades = first.grade_together(environments)
         return grades if len(grades) == len(environments) else None
     return None
@@ -132,6 +134,10 @@ def check_tasks(value: Any, name: str) -> list[Task]:
         raise UsageError("envs.not-a-task-list", name=name, tasks=_short(value))
     seen: set[str] = set()
     for task in value:
+        for field, kind in (*dict.fromkeys(TASK_TEXTS, str).items(), ("data", Mapping)):
+            if not isinstance(content := getattr(task, field), kind):
+                needed = "text" if kind is str else "a dictionary"
+                raise UsageError("envs.task-field", name=name, field=field, content=_short(content), needed=needed)
         if task.task_id in seen:
             raise UsageError("envs.repeated-task", name=name, task_id=task.task_id)
         seen.add(task.task_id)

@@ -183,7 +183,7 @@ class EnvStageConfig(StageConfig):
         if self.env.curriculum:
             return task_table.read_tasks(self.env.curriculum, environment.name, self.env.split, count)
         if tasks := boundary.check_tasks(environment.tasks(self.env.split, count, self.seed), self.env.name):
-            return tasks
+            return tasks[:count]  # an environment may give all that it has, and what is played has its price
         raise UsageError("envs.no-task-of-split", name=self.env.name, split=self.env.split)
 
     def _is_foreign(self) -> bool:

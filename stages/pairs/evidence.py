@@ -226,7 +226,7 @@ FailureVerdict = Literal["DISAGREEMENT TRACKS FAILURE", "DISAGREEMENT NOT SHOWN 
 
 
 def passed_by_rollout(rollouts: Iterable[Row]) -> dict[str, bool | None]:
-    """Return whether each rollout passed, by its verdict or else a reward above 0; None without either."""
+    """Return whether each rollout passed, by its verdict or else a full reward; None without either."""
     return {row["rollout_id"]: Grade(row["reward"], row["hidden_pass"]).passed for row in rollouts}
 
 

@@ -308,7 +308,7 @@ def _guarded(rollout: LiveRollout, environment: Environment, call: Callable[[], 
         rollout.terminated_by, rollout.error = "env_error", (type(error).__name__, str(error))
     except (ComposerError, MemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exit() of an answer that a grader executes
         # A full disk is no fault of one rollout: all later ones would end the same way.
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise

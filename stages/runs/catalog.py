@@ -63,7 +63,8 @@ def find(root: Path, text: str) -> Path:
         if folder.suffix == ".gguf":
             raise BadInput("runs.model-instead-of-run", folder=folder)
         raise BadInput("runs.file-instead-of-run", folder=folder)
-    if folder.is_dir():
+    # A folder that is called like a stage, such as the user's own `train`, hides no runs.
+    if folder.is_dir() and not (text in STAGES and latest(root, text) and not (folder / "manifest.json").is_file()):
         return folder / "latest" if (folder / "latest" / "manifest.json").is_file() else folder
     paths = folders(root)
     if text in STAGES and (newest := latest(root, text)) is not None:

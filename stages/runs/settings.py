@@ -104,7 +104,8 @@ class Settings(BaseModel):
                 raise ValueError(Sentence("runs.number-is-boolean", name=name, values=str(values[name]).lower()))
             text = values.get(name)
             if isinstance(text, str) and numbers & {int, float} and str not in numbers and _is_number(text):
-                raise ValueError(Sentence("runs.number-is-text", name=name, text=text))
+                number = int(text) if text.strip().lstrip("+-").isdecimal() else float(text)
+                raise ValueError(Sentence("runs.number-is-text", name=name, text=text, number=number))
             if isinstance(values.get(name), int) and not -(2**63) <= values[name] < 2**63:
                 raise ValueError(Sentence("runs.number-too-large", name=name, values=values[name]))
             # What a table of any keys holds is of no type that pydantic could check.

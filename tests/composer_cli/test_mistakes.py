@@ -159,6 +159,8 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["query", ""], 2, "query"),
     (["report"], 4, "no finished run"),
     (["run"], 2, "Which preset?"),
+    (["run", "--preset", "demo", "-s", "on.options.time=10"], 2, "give --on one of"),
+    *(([*COLLECT, "-s", f"tasks={text}"], 2, f"write {number}") for text, number in (("007", "7"), (".5", "0.5"))),
     (["run", "--preset", "demo", "-s", "polcy.model=x"], 2, "Did you mean 'policy'?"),
     (["run", "--preset", "demo-kata", "-s", "B-0.wieghts.dpo=1"], 2, "Did you mean weights?"),
     (["run", "--preset", "demo-kata", "-s", "seed=3"], 2, "A-0 and A-1"),

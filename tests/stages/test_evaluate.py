@@ -12,11 +12,11 @@ from support.trainings import ENV, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
 from composer_stages import envs, evaluate
-from composer_stages.arms.stage import planned
+from composer_stages.arms.stage import passed_by, planned
 from composer_stages.comparison import config as comparison
-from composer_stages.comparison.decision import compare
+from composer_stages.comparison.decision import compare, compare_settings
 from composer_stages.comparison.sides import read_sides
-from composer_stages.errors import BadInput, UsageError
+from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.evaluation.planner import DRAWN_TASKS
 from composer_stages.evaluation.verdict import EXIT_CODES
 from composer_stages.evaluation.words import SENTENCES
@@ -76,6 +76,45 @@ def test_passes_decide_and_compare_tells_the_same_whatever_the_conduct(tmp_path,
     difference = compare(read_sides(config.paths, config.columns), config)[0].differences[0]
     numbers = tuple(verdict["gain"][name] for name in ("estimate", "low", "high", "p_value"))
     assert (difference.estimate, difference.low, difference.high, difference.p_value) == pytest.approx(numbers)
+
+
+def test_compare_names_the_settings_by_which_two_evaluations_were_played(tmp_path, url):
+    settings = {"policies": models(url), "tasks": 1, "samples": 1, "max_steps": 1, "control": None}
+    runs = [
+        runner.execute("evaluate", {}, evaluate.Config(env={"name": ENV, **options}, **settings, **more), root=tmp_path)
+        for options, more in (({}, {}), ({"greeting": "Please: "}, {"temperature": 0.5}))
+    ]
+    found = compare_settings(*read_sides([str(run.path) for run in runs]))
+    assert [(each.name, each.baseline, each.treatment) for each in found] == [
+        ("environment options", "defaults", "greeting=Please: "),
+        ("temperature", "1.0", "0.5"),
+    ]
+
+
+class PercentEnv(GuessEnv):
+    """Rewards from 0 to 100."""
+
+    def grade(self):
+        return replace(super().grade(), reward=super().grade().reward * 70 + 30, hidden_pass=None)
+
+
+def test_a_reward_on_another_scale_is_no_pass(tmp_path, url):
+    config = evaluate.Config(
+        env={"name": f"{__name__}:PercentEnv"}, policies=models(url), tasks=2, max_steps=1, control=None
+    )
+    with pytest.raises(Incomplete, match="without hidden_pass"):
+        runner.execute("evaluate", {}, config, root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reward", "hidden_pass", "passed"),
+    [
+        *((None, True, None), (0.5, True, False), (1.0, False, True), (0.1 * 3 + 0.7, None, True), (-1.0, None, False)),
+        *((30.0, None, None), (30.0, False, False), (1.2, True, True)),
+    ],
+)
+def test_a_pass_is_a_full_reward_and_above_1_what_the_hidden_tests_say(reward, hidden_pass, passed):
+    assert passed_by(reward, hidden_pass) is passed
 
 
 def test_a_plan_counts_the_rollouts_that_the_evaluation_plays():

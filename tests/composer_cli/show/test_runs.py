@@ -25,6 +25,13 @@ def test_a_run_is_found_by_folder_name_part_and_stage(made: Path):
         assert catalog.find(made, text).resolve() == run, text
 
 
+def test_a_folder_called_like_a_stage_hides_no_run(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "collect").mkdir()
+    assert catalog.find(made, "collect") == (made / "collect" / "latest").resolve()
+    assert catalog.find(made, "./collect") == Path("collect")
+
+
 def test_unknown_and_ambiguous_runs_are_refused(made: Path, tmp_path: Path):
     with pytest.raises(BadInput, match="no run 'zebra'"):
         catalog.find(made, "zebra")

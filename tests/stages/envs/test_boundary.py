@@ -1,6 +1,7 @@
 """What is made of the grade of an environment: the ground of a pass, and what is not paid."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,16 @@ def test_data_that_a_table_would_change_is_refused(number: float, said: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("field", "content", "needed"),
+    [("task_id", 7, "text"), ("family", None, "text"), ("prompt", ["p"], "text"), ("data", [1], "a dictionary")],
+)
+def test_a_field_of_a_task_that_no_table_holds_is_refused(field: str, content: Any, needed: str) -> None:
+    tasks = [replace(Task("t1", "own", "train", "f", "p", {}), **{field: content})]
+    values = {"field": field, "needed": needed}
+    refused(lambda: boundary.check_tasks(tasks, "own"), UsageError, code="envs.task-field", **values)
+
+
+@pytest.mark.parametrize(
     ("grade", "attributes", "ground"),
     [
         (PASSED, {}, None),
@@ -35,7 +46,7 @@ def test_data_that_a_table_would_change_is_refused(number: float, said: str) -> 
         (Grade(1.0, True, ground="report"), {"ground": "values"}, "report"),
         (Grade(1.0, False), {"ground": "values"}, "values"),  # paid by another rule than the hidden tests
         (Grade(0.0, False, ground="report"), {"ground": "values"}, None),
-        (Grade(0.5), {"ground": "values"}, "values"),  # what else is a pass without a verdict of hidden tests
+        (Grade(0.5), {"ground": "values"}, None),
     ],
 )
 def test_a_pass_has_the_ground_of_its_grade_or_environment(

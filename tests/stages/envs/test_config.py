@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 from support.environments import GuessEnv
 
+from composer_stages.envs.base import Split, Task
 from composer_stages.envs.config import EnvConfig, EnvStageConfig
 from composer_stages.errors import UsageError
 
@@ -14,6 +15,19 @@ def test_an_option_may_be_set_without_the_word_options() -> None:
     assert EnvConfig.model_validate({"split": "eval"}) == EnvConfig(split="eval")
     with pytest.raises(ValidationError):
         EnvConfig.model_validate({"options": 3, "repos": "DIR"})
+
+
+class GivesAll(GuessEnv):
+    """Gives all its tasks, however many are asked for."""
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """Nine tasks."""
+        return super().tasks(split, 9, seed)
+
+
+def test_no_more_tasks_are_drawn_than_were_asked_for() -> None:
+    config = EnvStageConfig(env=EnvConfig(name=f"{__name__}:GivesAll"))
+    assert [len(config.draw(config.opener(), count)) for count in (1, 9, 10)] == [1, 9, 9]
 
 
 class InContainers(GuessEnv):

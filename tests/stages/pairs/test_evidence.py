@@ -195,7 +195,7 @@ def test_outcomes_judge_pairs() -> None:
 def test_outcomes_are_verdicts_else_rewards_else_unknown() -> None:
     rows = [
         {"rollout_id": name, "hidden_pass": hidden_pass, "reward": reward}
-        for name, hidden_pass, reward in (("a", False, 1.0), ("b", None, 0.5), ("c", None, 0.0), ("d", None, None))
+        for name, hidden_pass, reward in (("a", False, 1.0), ("b", None, 1.0), ("c", None, 0.5), ("d", None, None))
     ]
     assert passed_by_rollout(rows) == {"a": False, "b": True, "c": False, "d": None}
 

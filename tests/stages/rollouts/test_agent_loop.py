@@ -3,10 +3,12 @@
 import asyncio
 import json
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar
 
 import orjson
@@ -96,6 +98,10 @@ def broken() -> Any:
     return {}["no such key"]
 
 
+def ended() -> Any:
+    sys.exit(3)
+
+
 def played_by(env: type[Own], method: str, does: Any) -> tuple[LiveRollout, LiveRollout]:
     """A rollout of each kind: a sound one and the odd one; the others are sound as well."""
     first, odd, last = play(lambda: env(method, does), Says(), rollouts(3), max_steps=3)
@@ -105,12 +111,15 @@ def played_by(env: type[Own], method: str, does: Any) -> tuple[LiveRollout, Live
 
 @pytest.mark.parametrize("env", [Own, OwnTogether])
 @pytest.mark.parametrize("method", ["reset", "step", "grade"])
-def test_an_exception_ends_one_rollout_and_names_line_task_and_owner(method: str, env: type[Own]) -> None:
-    _, odd = played_by(env, method, broken)
+@pytest.mark.parametrize(("does", "error"), [(broken, "KeyError"), (ended, "SystemExit")])
+def test_an_exception_ends_one_rollout_and_names_line_task_and_owner(
+    does: FunctionType, error: str, method: str, env: type[Own]
+) -> None:
+    _, odd = played_by(env, method, does)
     assert odd.error is not None and odd.grade.reward is None
     kind, text = odd.error
-    line = broken.__code__.co_firstlineno + 1
-    assert kind == "KeyError" and f"{__file__}, line {line}, in broken, task guess-1" in text
+    line = does.__code__.co_firstlineno + 1
+    assert kind == error and f"{__file__}, line {line}, in {does.__name__}, task guess-1" in text
     assert f"{__name__}:{env.__name__}, not of Composer" in text
 
 
