@@ -323,7 +323,12 @@ def _unwritten(processing_class: Any, messages: list[Row], **rendering: Any) -> 
 
 
 def _hinted(prompt: Any, hint: str) -> Any:
-    return f"{prompt}\n{hint}" if isinstance(prompt, str) else with_hint(prompt, hint)
+    if isinstance(prompt, str):
+        return f"{prompt}\n{hint}"
+    *before, last = prompt
+    if isinstance(last["content"], list):
+        return [*before, {**last, "content": [*last["content"], {"type": "text", "text": f"\n{hint}"}]}]
+    return with_hint(prompt, hint)
 
 
 def _rollouts(batch: Mapping[str, Any]) -> list[OwnRollout]:

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
 import composer_post_training as composer
-from composer_post_training.trl import SIDES, ProbeCallback, preference_dataset, with_channels
+from composer_post_training.trl import SIDES, ProbeCallback, _hinted, preference_dataset, with_channels
 from composer_stages.backends.ranks import Ranks, join
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import load_tokenizer
@@ -97,6 +97,21 @@ def test_with_channels_at_weight_0_equals_the_trainer_bit_for_bit(tmp_path: Path
         torch.equal(a, b)
         for a, b in zip(ours[1], tiny_model(vocabulary=len(tiny_tokenizer(LETTERS))).parameters(), strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "hinted"),
+    [
+        ("a", "a\nb"),
+        (asked("a"), asked("a\nb")),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "\nb"}]}],
+        ),
+    ],
+)
+def test_a_hint_ends_a_prompt_of_every_form(prompt: Any, hinted: Any) -> None:
+    assert _hinted(prompt, "b") == hinted
 
 
 def test_with_channels_learns_from_pairs_and_hints(tmp_path: Path) -> None:
