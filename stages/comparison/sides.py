@@ -133,8 +133,9 @@ def told_apart(logs: Sequence[ReadLog]) -> list[ReadLog]:
     for of_log in pairs:
         counts = of_log.group_by("task").aggregate([("item", "count")])
         several.update(counts["task"].filter(pc.greater(counts["item_count"], 1)).to_pylist())
-    of_sides = Counter(pair for of_log in pairs for pair in zip(*of_log.to_pydict().values(), strict=True))
-    shared = several & {task for (task, _), number in of_sides.items() if number > 1}
+    of_several = [of_log.filter(pc.is_in(of_log["task"], pa.array([*several], pa.string()))) for of_log in pairs]
+    of_sides = Counter(pair for of_log in of_several for pair in zip(*of_log.to_pydict().values(), strict=True))
+    shared = {task for (task, _), number in of_sides.items() if number > 1}
     if not shared:
         return [*logs]
     apart = pa.array(sorted(shared), pa.string())
