@@ -635,10 +635,12 @@ def _played_by(run: Run) -> dict[str, str]:
     """Return the settings of a run that change outcomes, but for the model, and the digest of its environment."""
     identity = {"policy": {}, "env": {}, **run.manifest.identity}
     env, policy = identity["env"] or {}, identity["policy"] or {}
-    options = ", ".join(f"{key}={value}" for key, value in sorted((env.get("options") or {}).items()))
-    # A digest of the files that options name: these may have moved.
-    named = None if not env or env.get("content_sha256") else options or "defaults"
-    digest = next((value[:8] for key, value in sorted(env.items()) if key.endswith("_sha256") and value), None)
+    options = env.get("options") or {}
+    digests = {key: value for key, value in env.items() if key.endswith("_sha256")}
+    # The same files may lie in another folder: the digest tells others.
+    values = {key: Path(each).name if digests and isinstance(each, str) else each for key, each in options.items()}
+    named = ", ".join(f"{key}={value}" for key, value in sorted(values.items())) or ("defaults" if env else None)
+    digest = store.digest(digests)[:8] if digests else None
     played = {name: {**policy, **identity}.get(name) for name in PLAYED}
     return as_settings({"environment options": named, "environment version": digest, **played})
 

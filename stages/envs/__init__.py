@@ -35,6 +35,7 @@ from typing import Any, Literal
 
 from composer_stages.envs.base import Environment
 from composer_stages.errors import ComposerError, UsageError
+from composer_stages.runs import store
 from composer_stages.terms import ENVIRONMENTS as ENVIRONMENTS, Registered as Registered, SamplingUnit, declared_unit
 
 PUBLIC = "composer_post_training.environments"
@@ -173,14 +174,16 @@ def code_sha256(name: str) -> str | None:
 
 
 def content_sha256(name: str, options: Mapping[str, Any]) -> str | None:
-    """Return a digest of the files named in an environment's options; None for an environment without `content`.
+    """Return a digest of the files named in an environment's options; None where there are none.
 
-    An environment declares them by a static method `content`, which takes its options.
+    A shipped environment may declare them by a static method `content`, which takes its options; else they are the
+    options that name a file. Of a user's own nothing is called for a fingerprint.
     """
-    if not is_shipped(name):
-        return None  # nothing foreign is called for a fingerprint
-    content = getattr(_load_class(name), "content", None)
-    return None if content is None else content(**options)
+    content = getattr(_load_class(name), "content", None) if is_shipped(name) else None
+    if content is not None:
+        return content(**options)
+    files = sorted(key for key, value in options.items() if isinstance(value, str) and os.path.isfile(value))
+    return store.digest({key: store.known_sha256(Path(options[key])) for key in files}) if files else None
 
 
 def is_shipped(name: str) -> bool:

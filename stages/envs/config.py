@@ -38,6 +38,9 @@ class EnvConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _unknown_keys_are_options(cls, settings: Any) -> Any:
+        if isinstance(settings, type) or hasattr(settings, "reset"):
+            named = settings if isinstance(settings, type) else type(settings)
+            raise ValueError(Sentence("envs.class-as-name", path=f"{named.__module__}:{named.__qualname__}"))
         if not isinstance(settings, dict) or not isinstance(options := settings.get("options", {}), dict):
             return settings
         # A plain dict and no model's extra fields: options are validated by the environment's constructor, not by

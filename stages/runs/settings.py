@@ -27,7 +27,7 @@ from pydantic_core.core_schema import no_info_before_validator_function
 from composer_stages import STAGES
 from composer_stages.errors import UsageError, refusal
 from composer_stages.json_text import changed_numbers
-from composer_stages.runs.store import nearest
+from composer_stages.runs.store import encode, nearest
 from composer_stages.words import Sentence, words_of_stage
 
 Tree = dict[str, Any]
@@ -109,8 +109,14 @@ class Settings(BaseModel):
             if isinstance(values.get(name), int) and not -(2**63) <= values[name] < 2**63:
                 raise ValueError(Sentence("runs.number-too-large", name=name, values=values[name]))
             # What a table of any keys holds is of no type that pydantic could check.
-            if Any in get_args(field.annotation) and (lost := next(changed_numbers(values.get(name)), None)):
-                raise ValueError(Sentence("runs.number-not-finite", name=name, lost=lost))
+            if Any in get_args(field.annotation) and name in values:
+                values = {**values, name: _paths_as_texts(values[name])}
+                if lost := next(changed_numbers(values[name]), None):
+                    raise ValueError(Sentence("runs.number-not-finite", name=name, lost=lost))
+                try:
+                    encode(values[name])
+                except TypeError as error:
+                    raise ValueError(Sentence("runs.setting-not-json", name=name, error=error)) from None
         return values
 
     def identity(self) -> dict[str, Any]:
@@ -168,6 +174,14 @@ class StageConfig(Settings):
     def with_tasks_drawn(self) -> "StageConfig":
         """Return the settings with as many tasks as there are, in place of a default that is larger."""
         return self
+
+
+def _paths_as_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _paths_as_texts(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_paths_as_texts(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _is_number(text: str) -> bool:

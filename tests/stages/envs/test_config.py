@@ -1,5 +1,7 @@
 """Options of an environment, in full and in short."""
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 from support.environments import GuessEnv
@@ -15,6 +17,33 @@ def test_an_option_may_be_set_without_the_word_options() -> None:
     assert EnvConfig.model_validate({"split": "eval"}) == EnvConfig(split="eval")
     with pytest.raises(ValidationError):
         EnvConfig.model_validate({"options": 3, "repos": "DIR"})
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        (GuessEnv, "support.environments:GuessEnv"),
+        (GuessEnv(), "support.environments:GuessEnv"),
+        ({"name": "skills", "shots": {2}}, "not JSON serializable: set"),
+    ],
+)
+def test_what_no_manifest_can_hold_is_refused(env: object, told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        EnvStageConfig.model_validate({"env": env})
+
+
+def test_the_file_that_an_option_names_is_a_part_of_the_work(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+
+    def identity(name: str) -> object:
+        return EnvConfig.model_validate({"name": name, "path": rows, "text": "x" * 1000}).identity()
+
+    absent = identity("own:Env")
+    for name in ("own:Env", "gsm8k"):
+        rows.write_text('{"question": "1", "answer": "1"}\n')
+        before = identity(name)
+        rows.write_text('{"question": "1", "answer": "2"}\n')
+        assert before not in (absent, identity(name))
 
 
 class GivesAll(GuessEnv):
