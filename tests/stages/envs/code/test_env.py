@@ -191,9 +191,18 @@ def test_forged_answers_fail(tmp_path: Path, code: str) -> None:
     assert (grade.reward, grade.hidden_pass, grade.error_type) == (0.0, False, None)
 
 
-@pytest.mark.parametrize("test", ["for n in add(2, 3):\n    assert n == 5", "if add(2, 3):\n    assert add(4, 4) == 8"])
-@pytest.mark.parametrize("code", ["def add(a, b): raise SystemExit", "def add(a, b): return []"])
-def test_an_answer_that_skips_all_assertions_fails(tmp_path: Path, test: str, code: str) -> None:
+LOOP, CONDITION = "for n in add(2, 3):\n    assert n == 5", "if add(2, 3):\n    assert add(4, 4) == 8"
+ENDS = "def add(a, b):\n    if a == 1: return 3\n    raise SystemExit"
+
+
+@pytest.mark.parametrize(
+    ("test", "code"),
+    [
+        *((test, code) for test in (LOOP, CONDITION) for code in (ENDS, "def add(a, b): return []")),
+        *((f"assert add(1, 2) == 3\n{test}", ENDS) for test in (LOOP, CONDITION)),
+    ],
+)
+def test_an_answer_that_skips_assertions_fails(tmp_path: Path, test: str, code: str) -> None:
     grade = graded(opened(tmp_path, {"prompt": "Add.", "tests": [test]}), code)
     assert (grade.reward, grade.hidden_pass, grade.error_type) == (0.0, False, None)
 
