@@ -120,7 +120,7 @@ def _difference(
     """Return the difference of two means, tested as scores are."""
     width = ROOM * float(np.abs([first_T, second_T]).max())
     second_XST, first_XST = (side_T[None, None] / width for side_T in (second_T, first_T))
-    test = PairedTest(second_XST, first_XST, unit_T, fixed=rules.fixed, scores=True)
+    test = PairedTest(second_XST, first_XST, unit_T, fixed=rules.fixed, scores=True, bounded=False)
     low, high = (width * float(limit[0]) for limit in test.interval())
     has_interval = test.num_flipped >= MIN_SCORE_UNITS
     limits = (low, high) if has_interval else (None, None)

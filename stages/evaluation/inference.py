@@ -3,7 +3,8 @@
 A mean is rejected when studentised sign flips over units reject it and a score test that accounts for how rare
 differences are does too. The second matters where few tasks differ: sign flips assume a unit's deviation to be
 symmetric, which sums of nearly all zeros are not. Scores that are no shares of successes have Hall's t in its place,
-which takes their skewness out (Journal of the Royal Statistical Society B 1992).
+which takes their skewness out (Journal of the Royal Statistical Society B 1992); where few units differ both must
+reject, as these do not show how much others may differ.
 
 Sampled units (kata's operations) are flipped whole: the mean is that over units like these. Fixed units (a benchmark's
 repositories) are strata: their tasks are flipped, by their deviation from the mean of their stratum, as differences
@@ -139,12 +140,14 @@ class SignFlips:
         random = np.random.default_rng(seed)
         signs_RU, kinds = None, None
         if len(sums_XU) == 1 and not self.exact:
-            kinds, count_K = np.unique(sums_XU[0].round(9) + 1j * sizes_U, return_counts=True)
+            # In the order that the mirror image has, too, so that two sides that are exchanged draw the same signs.
+            towards = -1.0 if self.estimate_X[0] < 0 else 1.0
+            kinds, count_K = np.unique(towards * sums_XU[0].round(9) + 1j * sizes_U, return_counts=True)
             if len(kinds) < len(sizes_U) / 2:
                 # Units that are alike in sum and size are flipped together: a binomial number of them is positive.
                 signs_RU = 2.0 * random.binomial(count_K, 0.5, size=(num_flips + 1, len(count_K))) - count_K
                 signs_RU[0] = count_K
-                sums_XU, sizes_U = kinds.real[None], kinds.imag
+                sums_XU, sizes_U = towards * kinds.real[None], kinds.imag
         self.normal = signs_RU is None and len(sizes_U) > MANY_UNITS
         if self.normal:
             squares_X = ((sums_XU - sizes_U * self.estimate_X[:, None]) ** 2).sum(1)
@@ -199,7 +202,8 @@ class PairedTest:
     """Test treatment minus baseline, of X experiments with the same layout of tasks, units and seeds.
 
     treatment_XST, baseline_XST: outcomes in 0..1 (means over samples), NaN where either has none; every task has one.
-    scores: they are no shares of successes, so that Hall's t takes the place of the test for proportions.
+    scores: they are no shares of successes, so that Hall's t takes the place of the test for proportions, which joins
+    it where fewer than 20 units differ. bounded: scores lie in 0..1; else none is known to differ by at most one.
     unit_T: the unit of each task, numbered from 0; strata with `fixed`. collection_S: the collection of each training
     seed, numbered from 0; None where every seed has its own or all have one.
 
@@ -216,6 +220,7 @@ class PairedTest:
         fixed: bool = False,
         collection_S: Array | None = None,
         scores: bool = False,
+        bounded: bool = True,
         num_flips: int = NUM_FLIPS,
         seed: int = 0,
     ) -> None:
@@ -232,6 +237,7 @@ class PairedTest:
         self.flips = SignFlips(by_unit(spread(d_XT), flipped_T), sizes_U, num_flips, seed)
         self.estimate_X = self.flips.estimate_X
         self.num_flipped = len(sizes_U)
+        self.few_X = bounded & ((by_unit(np.abs(d_XT), unit_T) > TIE).sum(1) < MIN_SCORE_UNITS)
         mean_X = d_XT.mean(1)
         squares_X = ((self.flips.sums_XU - sizes_U * mean_X[:, None]) ** 2).sum(1)
         # The design effect: how much clustering multiplies the variance of independent tasks. Means of several samples
@@ -353,8 +359,11 @@ class PairedTest:
         return statistic
 
     def _other_p(self, mean_X: Array) -> Array:
-        """Return [X] the p-value of the score test, or of Hall's t."""
-        return self.hall(mean_X) if self.scores else 2 * normal_cdf(-np.abs(self.score(mean_X)))
+        """Return [X] the p-value of the score test; of scores that of Hall's t, or the larger one where few differ."""
+        if self.scores and not self.few_X.any():
+            return self.hall(mean_X)
+        p_X: Array = 2 * normal_cdf(-np.abs(self.score(mean_X)))
+        return np.where(self.few_X, np.maximum(p_X, self.hall(mean_X)), self.hall(mean_X)) if self.scores else p_X
 
     def hall(self, mean_X: Array) -> Array:
         """Return [X] the p-value of Hall's t, which is Student's with the skewness of the units taken out."""

@@ -104,7 +104,7 @@ def test_a_difference_is_that_of_an_independent_computation(tmp_path: Path) -> N
     ("num", "gained", "lost", "min_gain", "decision"),
     [
         (2000, 10, 10, 0.05, "no difference"),
-        (2000, 70, 96, 0.02, "no gain"),
+        (2000, 74, 94, 0.02, "no gain"),
         (100, 10, 8, 0.02, "undecided"),
         (5, 5, 0, 0.02, "undecided"),
     ],
@@ -815,10 +815,13 @@ def test_scores_of_any_scale_are_compared_by_their_means(tmp_path: Path) -> None
     assert recorded(few).decision == "undecided" and "20 are needed" in recorded(few).too_few
 
 
-def test_equal_scores_outside_of_shares_are_no_difference(tmp_path: Path) -> None:
-    paths = [scores(tmp_path / f"{name}.jsonl", [5] * 30) for name in "ab"]
-    delta = recorded(compared(*paths, scale="0,10"))
-    assert delta.estimate == 0.0 and delta.decision == "no difference" and delta.low <= 0 <= delta.high
+@pytest.mark.parametrize(("num", "decision"), [(30, "undecided"), (200, "no difference")])
+def test_equal_scores_show_no_more_than_equal_outcomes(tmp_path: Path, num: int, decision: str) -> None:
+    ways = (5, "0,10"), (1, "0,1")
+    sides = [[scores(tmp_path / f"{name}{score}.jsonl", [score] * num) for name in "ab"] for score, _ in ways]
+    equal, passed = (recorded(compared(*paths, scale=scale)) for paths, (_, scale) in zip(sides, ways, strict=True))
+    assert equal.estimate == 0.0 and equal.decision == passed.decision == decision
+    assert (equal.low / 10, equal.high / 10) == pytest.approx((passed.low, passed.high), abs=0.03)
 
 
 def test_what_occurs_is_no_scale(tmp_path: Path) -> None:

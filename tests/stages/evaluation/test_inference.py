@@ -183,11 +183,21 @@ def test_the_interval_is_the_test_inverted():
             assert (test.p(mean)[0] < 0.05) == test.rejects(mean)[0]
 
 
+@pytest.mark.parametrize("num_differ", [0, 1, 3])
+def test_scores_of_which_few_differ_show_little_of_how_much_others_may(num_differ):
+    """Where 2 % of 30 tasks gain 1, Hall's t alone held that in 46 % of 400 experiments, with the score test in all."""
+    d = np.where(np.arange(60) < num_differ, 1.0, 0.0)
+    (low,), (high,) = differing(d, scores=True).interval()
+    (least,), (most,) = differing(d).interval()
+    assert low <= least + 1e-6 and high >= most - 1e-6 and high - low > 0.1
+    assert np.ptp(differing(d, scores=True, bounded=False).interval()) <= high - low
+
+
 def test_the_same_data_give_the_same_numbers_and_swapping_the_arms_swaps_them():
     random = np.random.default_rng(9)
     d_T, families = random.choice([-1, 0, 1], 300, p=[0.1, 0.6, 0.3]), random.integers(0, 60, 300)
     forth, again, back = (limits(differing(d, families)) for d in (d_T, d_T, -d_T))
-    assert forth == again and forth == pytest.approx((-back[1], -back[0]), abs=0.01)
+    assert forth == again and forth == pytest.approx((-back[1], -back[0]), abs=1e-9)
 
 
 def test_sums_by_unit_do_not_depend_on_the_order_of_tasks():
