@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from composer_stages.data_files import load_template
+from composer_stages.envs.base import Grade
 from composer_stages.errors import BadInput, Incomplete
 from composer_stages.rollouts.trace import require_unmixed
 from composer_stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, Row
@@ -23,7 +24,7 @@ from composer_stages.runs.stage import Plan, Stage
 from composer_stages.terms import TWIN
 from composer_stages.words import Sentence
 
-ROLLOUT_COLUMNS = ["task_id", "hidden_pass", "model"]
+ROLLOUT_COLUMNS = ["task_id", "hidden_pass", "reward", "model"]
 BANDS = ("none", "up to a quarter", "up to a half", "up to three quarters", "less than all", "all")
 """Bands of the share of rollouts that solved a task, for the report."""
 
@@ -152,12 +153,13 @@ def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
             entry = tasks.get(rollout["task_id"])
             if entry is None:
                 raise BadInput("rollouts-without-task", run=run.path, task_id=rollout["task_id"])
-            if rollout["hidden_pass"] is None:  # an error of the infrastructure tells nothing about the task
+            passed = Grade(rollout["reward"], rollout["hidden_pass"]).passed
+            if passed is None:  # an error of the infrastructure tells nothing about the task
                 entry.ungraded += 1
                 continue
             models[rollout["model"] or "unknown"] += 1
             entry.graded += 1
-            entry.solved += rollout["hidden_pass"]
+            entry.solved += passed
     return tasks, sorted(models)
 
 

@@ -10,7 +10,8 @@ from pydantic import Field, model_validator
 from composer_stages import envs
 from composer_stages.envs import boundary, task_table
 from composer_stages.envs.base import Environment, LeavesOut, Task, TellsGrounds
-from composer_stages.errors import ComposerError, UsageError
+from composer_stages.errors import BadInput, ComposerError, UsageError
+from composer_stages.runs import store
 from composer_stages.runs.activity import Checking, Notice, activity
 from composer_stages.runs.run import RunWriter
 from composer_stages.runs.settings import Option, Settings, StageConfig, basic_of
@@ -160,6 +161,8 @@ class EnvStageConfig(StageConfig):
                 remarks.insert(0, f"{environment.name}: {left_out}")
                 if out is not None:
                     out.set_summary(left_out=left_out)
+            if out is not None:
+                self._require_same_tasks(tasks, out)
             for remark in () if at_most else remarks:
                 with activity(Notice(remark)):
                     pass
@@ -173,6 +176,13 @@ class EnvStageConfig(StageConfig):
             most = task_table.MOST_REPORTED
             raise UsageError("envs.tasks-by-report", num_tasks=len(tasks), reasons=reasons, most=most)
         return tasks
+
+    def _require_same_tasks(self, tasks: Sequence[Task], out: RunWriter) -> None:
+        """Raise `BadInput` where the first attempt of a run drew other tasks: its rollouts are of those."""
+        record, digest = out.scratch("tasks") / "drawn.json", store.digest([[t.task_id, t.prompt] for t in tasks])
+        if record.is_file() and store.read_json(record) != digest:
+            raise BadInput("envs.other-tasks", name=self.env.name)
+        store.write_json(record, digest)
 
     def _at_most(self, environment: Environment, count: int, fewer: bool) -> list[Task]:
         try:

@@ -76,6 +76,17 @@ def test_difficulties_have_counts_and_wilson_intervals(tmp_path: Path) -> None:
         assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
+def test_without_hidden_tests_a_full_reward_solves(tmp_path: Path) -> None:
+    task = measured(tmp_path, {"a": [True]}).rows(TASK)[0]
+    rollouts = [
+        {"rollout_id": f"a#{i}", "task_id": "a", "reward": reward, "model": "m"}
+        for i, reward in enumerate((1.0, 0.5, 0.0, None))
+    ]
+    run = Run(written(tmp_path, "collect/rewards", [(TASK, [task]), (ROLLOUT, rollouts)]))
+    (row,) = make(tmp_path, run, min_rollouts=3).rows(DIFFICULTY)
+    assert (row["num_rollouts"], row["num_solved"]) == (3, 1)
+
+
 def test_tasks_within_the_band_are_ordered(tmp_path: Path) -> None:
     run = measured(tmp_path, PASSED)
     everything = make(tmp_path, run)

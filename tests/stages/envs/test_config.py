@@ -1,14 +1,19 @@
 """Options of an environment, in full and in short."""
 
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from support.environments import GuessEnv
+from support.refusals import refused
 
 from composer_stages.envs.base import Split, Task
 from composer_stages.envs.config import EnvConfig, EnvStageConfig
-from composer_stages.errors import UsageError
+from composer_stages.errors import BadInput, UsageError
 
 
 def test_an_option_may_be_set_without_the_word_options() -> None:
@@ -44,6 +49,25 @@ def test_the_file_that_an_option_names_is_a_part_of_the_work(tmp_path: Path) -> 
         before = identity(name)
         rows.write_text('{"question": "1", "answer": "2"}\n')
         assert before not in (absent, identity(name))
+
+
+class Unseeded(GuessEnv):
+    """Other tasks each time that it is asked."""
+
+    drawn = count(1)
+
+    def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
+        """Tasks of one draw."""
+        draw = next(self.drawn)
+        return [replace(task, prompt=f"{draw}") for task in super().tasks(split, count, seed)]
+
+
+def test_a_resumed_run_plays_the_tasks_with_which_it_began(tmp_path: Path) -> None:
+    out: Any = SimpleNamespace(scratch=lambda name: tmp_path)
+    names = ("support.environments:GuessEnv", f"{__name__}:Unseeded")
+    steady, unseeded = (EnvStageConfig.model_validate({"env": name}) for name in names)
+    assert steady.draw(steady.opener(), 2, out) == steady.draw(steady.opener(), 2, out)
+    refused(lambda: unseeded.draw(unseeded.opener(), 2, out), BadInput, code="envs.other-tasks")
 
 
 class GivesAll(GuessEnv):
