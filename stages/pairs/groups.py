@@ -285,12 +285,14 @@ def compare_submissions(
 ) -> tuple[list[SubmissionPair], Counter[str]]:
     """Return preferences between the submissions for one task, and the number dropped by reason.
 
-    Every distinct text counts once; a text with different rewards is not compared.
+    Every distinct text counts once, whatever blanks surround it; a text with different rewards is not compared.
     """
     dropped: Counter[str] = Counter()
     judged: dict[str, list[Row]] = {}
+    texts: dict[str, str] = {}
     for row in rollouts:
         text = submitted.get(row["rollout_id"]) or ""
+        text = texts.setdefault(text.strip(), text)
         if not text.strip():
             dropped["no_submission"] += row["hidden_pass"] is not None
         elif row["reward"] is None:

@@ -203,7 +203,7 @@ def test_accepted_submissions_are_preferred_over_refused_ones() -> None:
 
 def test_reasons() -> None:
     rows = [row("a", 1.0), row("b", 0.0), row("c", None), row("d", 0.0), row("e", None)]
-    found, dropped = compare_submissions(rows, {"a": "P", "b": "P", "c": "Q", "d": " ", "e": None}, None)
+    found, dropped = compare_submissions(rows, {"a": "P\n", "b": "P", "c": "Q", "d": " ", "e": None}, None)
     assert found == [] and dropped == {"submission_judged_both_ways": 1, "submission_not_judged": 1, "no_submission": 1}
     _, dropped = compare_submissions([row("a", 1.0), row("b", 1.0)], {"a": "P", "b": "Q"}, None)
     assert dropped == {"submissions_equal": 1}
