@@ -148,23 +148,27 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def hub_rows(dataset: str, remedy: str, config: str | None = None, part: str | None = None) -> dict[str, list[Row]]:
-    """Load the rows of a data set of the hub, by split; of one split where it is given.
+def hub_rows(dataset: str, remedy: str, config: str | None = None, parts: Sequence[str] = ()) -> dict[str, list[Row]]:
+    """Load the rows of a data set of the hub, or of a folder of its files, by split.
 
-    config: the configuration of the data set, its default one where it is None. Raises InfrastructureError where the
-    hub does not answer, and BadInput where it has no such data set; both end with the remedy.
+    config: the configuration of the data set, its default one where it is None. parts: splits, of which the first that
+    it has is loaded alone. Raises InfrastructureError where the hub does not answer, and BadInput where it has no such
+    data set, both with the remedy, or none of the splits.
     """
     import datasets  # optional, and slow to import
 
     try:
         with hub.offline_if_unreachable():
-            dataset_rows = datasets.load_dataset(dataset, config, split=part)
+            loaded = datasets.load_dataset(dataset, config)
     except Exception as error:  # any error of a download: the libraries below have no common base class
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         reason = hub.unreachable()
         kind = InfrastructureError if reason else BadInput
         raise kind(Sentence("envs.download-failed", dataset=dataset, reason=reason or first, remedy=remedy)) from None
-    return {str(name): rows.to_list() for name, rows in ({part: dataset_rows} if part else dataset_rows).items()}
+    chosen = next(([name] for name in parts if name in loaded), [] if parts else [*loaded])
+    if not chosen:
+        raise BadInput("envs.no-split", dataset=dataset, parts=parts, splits=[*loaded])
+    return {str(name): loaded[name].to_list() for name in chosen}
 
 
 HUB_SPLITS: dict[str, Split] = {"train": "train", "test": "eval", "validation": "eval"}

@@ -30,7 +30,7 @@ def load(split: Split, path: str, eval_path: str) -> list[Question]:
     if not path:
         part = HUB_SPLIT[split]
         remedy = Sentence("envs.gsm8k.how-to-name-file")
-        return _questions(HUB_ID, hub_rows(HUB_ID, remedy, HUB_CONFIG, part)[part])
+        return _questions(HUB_ID, hub_rows(HUB_ID, remedy, HUB_CONFIG, [part])[part])
     train = _questions(path, read_rows(Path(path).expanduser()))
     if not eval_path:
         return [question for question in train if is_held_out(question.question_id) == (split == "eval")]

@@ -192,15 +192,15 @@ def _environments(to_build: Mapping[str, EnvironmentSpec], total: int) -> list[R
     return parts
 
 
-HUB_SPLIT: dict[Split, str] = {"train": "dev", "eval": "test"}
-"""The data set's own splits, which share no repository."""
+HUB_SPLITS: dict[Split, Sequence[str]] = {"train": ("dev", "train"), "eval": ("test",)}
+"""The splits of a data set by ours: dev and test of SWE-bench share no repository, and SWE-Gym has train alone."""
 
 
 class SweEnv(RepoEnvironment):
     """Implements Environment, ComparesOutcomes and HasSolutions.
 
     `path`: a file of instances (JSON, JSON Lines, Parquet), all of which are served for both splits; else `dataset` is
-    fetched from the hub, its dev split for train and its test split for eval. `instances`: only these ids.
+    fetched from the hub, its split dev, or else train, for train and test for eval. `instances`: only these ids.
     `repos`: a folder of git mirrors, `venvs`: a folder of virtual environments, made where they are missing; with them
     everything runs locally. `runs_in`: "auto" prefers containers unless `repos` is given. `max_chars`: of a longer
     output the agent sees head and tail.
@@ -239,7 +239,9 @@ class SweEnv(RepoEnvironment):
     def _chosen(self, split: Split) -> list[Row]:
         """Return the rows of a split, or the named ones among them."""
         rows = (
-            instances.load(Path(self._path)) if self._path else instances.load_from_hub(self._dataset, HUB_SPLIT[split])
+            instances.load(Path(self._path))
+            if self._path
+            else instances.load_from_hub(self._dataset, HUB_SPLITS[split])
         )
         return instances.select_instances(rows, self._only, self._path or self._dataset)
 

@@ -40,10 +40,10 @@ def load(path: Path) -> list[Row]:
     return check_rows(list(read_records(path)), str(path))
 
 
-def load_from_hub(name: str, split: str) -> list[Row]:
-    """Load the rows of a data set on the hub; errors name the alternatives without a connection."""
-    remedy = Sentence("envs.swe.without-connection")
-    return check_rows(hub_rows(name, remedy, part=split)[split], name)
+def load_from_hub(name: str, splits: Sequence[str]) -> list[Row]:
+    """Load the rows of the first of these splits that a data set of the hub has; errors name the alternatives."""
+    (rows,) = hub_rows(name, Sentence("envs.swe.without-connection"), parts=splits).values()
+    return check_rows(rows, name)
 
 
 def select_instances(rows: list[Row], ids: Sequence[str], source: str) -> list[Row]:

@@ -20,6 +20,7 @@ from composer_stages.envs.swe.instances import (
     NEWER,
     is_newer,
     load,
+    load_from_hub,
     patched_files,
     select_instances,
     touched_paths,
@@ -54,6 +55,20 @@ def test_both_shapes_load_from_every_file(name: str, row: dict[str, Any], tmp_pa
     assert load(written([fewer], tmp_path / name)) == [fewer], "nothing depends on these columns"
     (tmp_path / "rows.json").write_text(json.dumps({"a__b-1": row}))
     assert load(tmp_path / "rows.json") == [row]
+
+
+@pytest.mark.parametrize(("splits", "chosen"), [(("dev", "test"), "dev"), (("train",), "train"), (("test",), None)])
+def test_a_data_set_is_read_in_a_split_that_it_has(splits: tuple[str, ...], chosen: str | None, tmp_path: Path) -> None:
+    """SWE-bench Lite, SWE-Gym and SWE-bench Verified."""
+    for name in splits:
+        jsonl(tmp_path / f"{name}.jsonl", CLASSIC_ROW | {"instance_id": name})
+    files = [{"split": name, "path": f"{name}.jsonl"} for name in splits]
+    card = json.dumps({"configs": [{"config_name": "default", "data_files": files}]})  # YAML holds JSON
+    (tmp_path / "README.md").write_text(f"---\n{card}\n---\n")
+    if chosen:
+        assert [row["instance_id"] for row in load_from_hub(str(tmp_path), ("dev", "train"))] == [chosen]
+    else:
+        refused(lambda: load_from_hub(str(tmp_path), ("dev", "train")), BadInput, code="envs.no-split", splits=["test"])
 
 
 def test_a_row_of_neither_shape_is_named_with_what_it_lacks(tmp_path: Path) -> None:
