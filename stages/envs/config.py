@@ -13,7 +13,7 @@ from composer_stages.envs.base import Environment, LeavesOut, Task, TellsGrounds
 from composer_stages.errors import BadInput, ComposerError, UsageError
 from composer_stages.runs import store
 from composer_stages.runs.activity import Checking, Notice, activity
-from composer_stages.runs.run import RunWriter
+from composer_stages.runs.run import DRAWN, RunWriter
 from composer_stages.runs.settings import Option, Settings, StageConfig, basic_of
 from composer_stages.sandbox import probe
 from composer_stages.terms import Ground
@@ -179,7 +179,7 @@ class EnvStageConfig(StageConfig):
 
     def _require_same_tasks(self, tasks: Sequence[Task], out: RunWriter) -> None:
         """Raise `BadInput` where the first attempt of a run drew other tasks: its rollouts are of those."""
-        record, digest = out.scratch("tasks") / "drawn.json", store.digest([[t.task_id, t.prompt] for t in tasks])
+        record, digest = out.scratch(DRAWN) / "tasks.json", store.digest([[t.task_id, t.prompt] for t in tasks])
         if record.is_file() and store.read_json(record) != digest:
             raise BadInput("envs.other-tasks", name=self.env.name)
         store.write_json(record, digest)

@@ -404,6 +404,8 @@ Listener = Callable[[str, int, int], None]
 """Called with (activity, units done, units in all), and with (a remark, 0, 0) between such calls."""
 
 
+DRAWN = "drawn"
+"""The folder in `scratch` of the digest of a run's tasks."""
 ANSWERS = "answers"
 """The folder in `scratch` of a run's own answers."""
 

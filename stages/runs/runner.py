@@ -42,6 +42,7 @@ from composer_stages.runs.bucket import Mirror
 from composer_stages.runs.catalog import check_inputs, progress
 from composer_stages.runs.run import (
     ANSWERS,
+    DRAWN,
     REPORT,
     REPORT_LINES,
     Inputs,
@@ -139,7 +140,8 @@ def execute(
         if resolved.existing and clean:
             _empty(folder)
         elif not resume:  # an attempt that left nothing finished: what was answered for nothing is asked for again
-            rmtree(folder / "scratch" / ANSWERS, ignore_errors=True)
+            for name in (ANSWERS, DRAWN):
+                rmtree(folder / "scratch" / name, ignore_errors=True)
         # The engine is opened before the manifest is written: one that cannot be reached leaves no run folder behind.
         engines: AbstractContextManager[Engine | None] = nullcontext() if on is None else closing(find_engine(on, gpus))
         with engines as engine:
@@ -398,7 +400,7 @@ def _state(run: Run) -> str:
 
 BOOKKEEPING = ("manifest.json", "config.json", "logs", "steps", ledger.NAME, RESERVE)
 """What every attempt writes into its folder before it has finished anything; `steps` by its units."""
-NO_WORK = ("live", "asked", ANSWERS)
+NO_WORK = ("live", "asked", DRAWN, ANSWERS)
 """Folders in `scratch` that every attempt writes anew, but for the answers of servers in one with --resume."""
 
 
@@ -574,7 +576,7 @@ def _attempt(out: RunWriter) -> Iterator[None]:
         by = "the user" if error.signal_number == signal.SIGINT else signal.Signals(error.signal_number).name
         status, reason = "interrupted", f"stopped by {by}"
         has_units = any(
-            path.parent.name not in ("live", ANSWERS) for path in (out.path / "scratch").glob("*/*")
+            path.parent.name not in ("live", DRAWN, ANSWERS) for path in (out.path / "scratch").glob("*/*")
         )  # such as checkpoints
         if not (has_units or len(out.journal) or out.manifest.outputs or out.budget.calls):
             error.notice = Sentence("runs.nothing-finished")
