@@ -6,7 +6,8 @@
 `levels`: the worlds are those of levels.py without a spread of trainings, the same with several samples of a task, its
 pilots (`SIZED`; of several trainings the other methods see each task's mean), and pairs of logs. In these a task has a
 difficulty, shared in part by the tasks of a document (five); each side passes it or scores it by chance around that.
-Scores are skewed: most differences are small, some are large losses or gains. Where outcomes are missing, the second
+Scores are skewed: most differences are small, some are large losses or gains; or they are rare: all but few tasks have
+the same score on both sides, and these differ by all of the scale. Where outcomes are missing, the second
 side has none for 5 % of the tasks, three in four of them tasks that it would have failed; they are left out on both
 sides. Methods that know units are told the sampled ones; tasks of fixed units are units of their own.
 
@@ -84,6 +85,8 @@ def worlds() -> Iterator[World]:
                 yield of_documents(
                     kind, f"{tasks} {'tasks' if binary else 'scores'} {of}", tasks, gain, binary, clustered
                 )
+    for tasks, share, gain in ((30, 0.1, 0.05), (100, 0.05, 0.05)):
+        yield of_rare_differences(f"{tasks} scores, {100 * share:g} % of them unlike", tasks, share, gain)
     for binary in (True, False):
         name = f"300 {'tasks' if binary else 'scores'} in documents of five, 5 % missing"
         yield replace(of_documents("outcomes missing", name, 300, 0.08, binary, True), missing=True)
@@ -130,6 +133,17 @@ def of_documents(kind: str, name: str, tasks: int, gain: float, binary: bool, cl
         return second[:, None], first[:, None]
 
     return World(kind, name, unit, gain, lambda gain: truth(gain, binary, clustered), draw, scores=not binary)
+
+
+def of_rare_differences(name: str, tasks: int, share: float, gain: float) -> World:
+    """Return a world of scores of which a share differs, by one; with a gain as large as it, upward alone."""
+
+    def draw(gain: float, num: int, random: np.random.Generator) -> Sides:
+        place, same = random.random((2, num, 1, tasks))
+        up, down = place < (share + gain) / 2, place > 1 - (share - gain) / 2
+        return np.where(up, 1.0, np.where(down, 0.0, same)), np.where(up, 0.0, np.where(down, 1.0, same))
+
+    return World("rare differences", name, np.arange(tasks), gain, lambda gain: gain, draw, scores=True)
 
 
 def outcomes(num: int, unit: Array, gain: float, binary: bool, clustered: bool, random: np.random.Generator) -> Sides:

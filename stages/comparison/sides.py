@@ -25,6 +25,8 @@ LEAST_SHARED = 0.1
 """The share of the smaller side's tasks below which two logs are of different tasks."""
 LONGEST_STEM = 24
 """Characters of a file's name, without its endings, that a side has as its name."""
+OF_ARMS = "composer evaluate"
+"""The program whose models are the arms of an experiment."""
 ENOUGH_SHARED = 0.5
 """The share from which ids, or their last parts, match tasks."""
 
@@ -53,6 +55,8 @@ def read_sides(paths: Sequence[str], columns: Columns = EVERY_COLUMN) -> list[Re
         logs = [logs[0].of_model(model) for model in sorted(models, key=lambda model: model != START)]
     else:
         for at, log in enumerate(logs):
+            if len(log.models) > 1 and log.programs == (OF_ARMS,):
+                raise UsageError("comparison.several-arms", path=paths[at], arms=log.models)
             notes = [Sentence("comparison.several-models", models=log.models)] if len(log.models) > 1 else []
             alike = [earlier.digests for earlier in logs[:at]]
             copy_of = alike.index(log.digests) if log.digests in alike else None

@@ -68,7 +68,7 @@ def test_a_stage_s_own_table_takes_back_the_address_of_a_server(tmp_path):
 
 def test_a_quoted_number_is_refused():
     quoted = [{"tasks": "8"}]
-    refused(lambda: settings.build("collect", collect.Config, quoted), UsageError, "tasks", "'8'", "leave out")
+    refused(lambda: settings.build("collect", collect.Config, quoted), UsageError, "tasks", "'8'", "write 8")
 
 
 @pytest.mark.parametrize(

@@ -702,6 +702,8 @@ def test_passes_of_an_evaluation_are_compared_whatever_its_recorded_verdict_is_a
         assert any("of an earlier version" in note for note in notes) is (outcome is KEPT)
     (path / "verdict.json").unlink()
     assert recorded(compared(str(path))).estimate == 0.5
+    other = written(tmp_path, "evaluate/20260103T030405Z-y", [(EVAL_ITEM, rows)])
+    refused(lambda: compared(str(other), str(path)), UsageError, code="comparison.several-arms", arms=["A", "B"])
 
 
 def test_the_name_of_a_benchmark_is_no_unit_of_its_tasks(tmp_path: Path) -> None:
