@@ -104,9 +104,9 @@ class PolicySettings(TypedDict, total=False):
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     template_date: date | str
     """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
-    tool_calls: Literal['none', 'native', 'qwen3', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
+    tool_calls: Literal['none', 'native', 'qwen3', 'qwen3-coder', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written. One
-    of none, native, qwen3, llama3, mistral, deepseek, gpt-oss."""
+    of none, native, qwen3, qwen3-coder, llama3, mistral, deepseek, gpt-oss."""
     dtype: Literal['auto', 'float32', 'bfloat16', 'float16']
     """Floating-point type of a local model's weights. One of auto, float32, bfloat16, float16."""
     device: str
@@ -168,9 +168,9 @@ class TeacherSettings(TypedDict, total=False):
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     template_date: date | str
     """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
-    tool_calls: Literal['none', 'native', 'qwen3', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
+    tool_calls: Literal['none', 'native', 'qwen3', 'qwen3-coder', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written. One
-    of none, native, qwen3, llama3, mistral, deepseek, gpt-oss."""
+    of none, native, qwen3, qwen3-coder, llama3, mistral, deepseek, gpt-oss."""
     dtype: Literal['auto', 'float32', 'bfloat16', 'float16']
     """Floating-point type of a local model's weights. One of auto, float32, bfloat16, float16."""
     device: str
@@ -399,9 +399,9 @@ class OpdTeacherSettings(TypedDict, total=False):
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     template_date: date | str
     """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
-    tool_calls: Literal['none', 'native', 'qwen3', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
+    tool_calls: Literal['none', 'native', 'qwen3', 'qwen3-coder', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written. One
-    of none, native, qwen3, llama3, mistral, deepseek, gpt-oss."""
+    of none, native, qwen3, qwen3-coder, llama3, mistral, deepseek, gpt-oss."""
     dtype: Literal['auto', 'float32', 'bfloat16', 'float16']
     """Floating-point type of a local model's weights. One of auto, float32, bfloat16, float16."""
     device: str
@@ -529,9 +529,9 @@ class ProposerSettings(TypedDict, total=False):
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     template_date: date | str
     """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
-    tool_calls: Literal['none', 'native', 'qwen3', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
+    tool_calls: Literal['none', 'native', 'qwen3', 'qwen3-coder', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written. One
-    of none, native, qwen3, llama3, mistral, deepseek, gpt-oss."""
+    of none, native, qwen3, qwen3-coder, llama3, mistral, deepseek, gpt-oss."""
     dtype: Literal['auto', 'float32', 'bfloat16', 'float16']
     """Floating-point type of a local model's weights. One of auto, float32, bfloat16, float16."""
     device: str

@@ -203,10 +203,26 @@ def run_calls(environment: Any, text: str, *, fault: str | None = None) -> Obser
     )
 
 
+CONSTANTS = {"True": "true", "False": "false"}
+"""How chat templates, which are Python, write JSON's constants."""
+
+
+def _from_text(text: str, kinds: tuple[type, ...]) -> Any:
+    """Return the value of one of these types that a text is in JSON; the text where it is none."""
+    if str in kinds:
+        return text
+    with suppress(ValueError):
+        json_text.require_shallow(text)
+        value = orjson.loads(CONSTANTS.get(text.strip(), text))
+        return value if isinstance(value, kinds) else text
+    return text
+
+
 def check_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
     """Check a tool call against its schema; return the mistake as a sentence ("" for none) and the arguments.
 
-    Checked are these parts of JSON schema: required and unknown properties, types of the top level, `enum`.
+    Checked are these parts of JSON schema: required and unknown properties, types of the top level, `enum`. A text
+    that stands for a value of the declared type is that value: families that write calls as XML have no other.
     """
     schema = next((tool["parameters"] for tool in tools if tool["name"] == call.name), None)
     if schema is None:
@@ -221,10 +237,11 @@ def check_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str,
     properties = schema.get("properties", {})
     if missing := [name for name in schema.get("required", ()) if name not in arguments]:
         return f"{call.name} needs the argument {missing[0]!r}.", {}
-    for name, value in arguments.items():
+    for name, written in arguments.items():
         if name not in properties:
             return Sentence("envs.no-such-argument", tool=call.name, name=name, arguments=list(properties)), {}
         kinds = KINDS.get(properties[name].get("type", ""))
+        value = arguments[name] = _from_text(written, kinds) if isinstance(written, str) and kinds else written
         # bool is a subclass of int in Python, but no number in JSON schema.
         if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
             return Sentence("envs.argument-type", name=name, tool=call.name, type=properties[name]["type"]), {}

@@ -158,7 +158,7 @@ class PolicyConfig(Settings):
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     template_date: date = date(2024, 7, 26)
     """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
-    tool_calls: Literal["none", "native", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
+    tool_calls: Literal["none", "native", "qwen3", "qwen3-coder", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Floating-point type of a local model's weights."""

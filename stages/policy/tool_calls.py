@@ -89,10 +89,11 @@ def chat_messages(messages: Sequence[Message], *, with_tools: bool, thoughts: bo
     return sent
 
 
-# Below: the formats of five model families, for models whose server does not parse tool calls. Sources: the model cards
-# and chat templates of Qwen3 (Hermes' format), Llama 3.1, Mistral (tokenizers v3 and v11), DeepSeek V3 and V3.1, and
-# OpenAI's harmony format for gpt-oss. Text that looks like a call but is malformed still counts as a call, with a name
-# or arguments that no tool has: it is the model's mistake, which the environment answers.
+# Below: the formats of six model families, for models whose server does not parse tool calls. Sources: the model cards
+# and chat templates of Qwen3 (Hermes' format), Qwen3-Coder and Qwen 3.5 (vLLM's parser qwen3_coder), Llama 3.1, Mistral
+# (tokenizers v3 and v11), DeepSeek V3 and V3.1, and OpenAI's harmony format for gpt-oss. What looks like a call but is
+# malformed still counts as a call, with a name or arguments that no tool has: it is the model's mistake, which the
+# environment answers.
 
 END = re.compile(r"(<\|(?:im_end|eot_id|eom_id|end_of_text|return|call|end)\|>|</s>|<｜end▁of▁sentence｜>)\s*$")
 
@@ -121,6 +122,27 @@ def qwen3(text: str) -> MessageParts:
     content, mark, body = text.partition("<tool_call>")
     blocks = [block.partition("</tool_call>")[0] for block in body.split("<tool_call>")] if mark else []
     return MessageParts(content.strip("\n") if blocks else text, tuple(_call(block) for block in blocks))
+
+
+FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+
+
+def qwen3_coder(text: str) -> MessageParts:
+    """Read `<function=NAME>` with a `<parameter=NAME>` for each argument, as Qwen 3.5 and Nemotron 3 write calls, too.
+
+    Values are text, as nothing here knows the schema: `envs.boundary.check_call` reads them by their declared types.
+    """
+    content, mark, rest = text.partition("<function=")
+    if not mark:
+        return qwen3(text)
+    calls = []
+    for name, inner in FUNCTION.findall(text) or [("", mark + rest)]:
+        values = dict(PARAMETER.findall(inner))
+        is_malformed = inner.strip() and not values
+        arguments = inner.strip() if is_malformed else json.dumps(values, ensure_ascii=False)
+        calls.append(ToolCall(name.strip(), arguments))
+    return MessageParts(content.strip().removesuffix("<tool_call>").strip("\n"), tuple(calls))
 
 
 def llama3(text: str) -> MessageParts:
@@ -195,6 +217,7 @@ ARGUMENTS = ("arguments", "parameters")
 """Names of a call's arguments in JSON: Llama's is the second."""
 FORMATS: dict[str, Callable[[str], MessageParts]] = {
     "qwen3": qwen3,
+    "qwen3-coder": qwen3_coder,
     "llama3": llama3,
     "mistral": mistral,
     "deepseek": deepseek,

@@ -30,6 +30,7 @@ from composer_stages.policy.endpoint import EndpointPolicy
 from composer_stages.policy.reading import OverlongAnswer, read
 from composer_stages.policy.requests import CallBounds
 from composer_stages.policy.token_counts import least_tokens, tokenizer
+from composer_stages.policy.tool_calls import FORMATS
 from composer_stages.runs.ledger import NAME, Budget, totals
 
 LIMIT = 3.0
@@ -177,7 +178,7 @@ def test_an_unusable_body_may_have_been_billed() -> None:
     assert (empty.value.kind, empty.value.billed_usd) == ("no_text", None)
 
 
-@pytest.mark.parametrize("form", ["none", "qwen3", "llama3", "mistral", "deepseek", "gpt-oss"])
+@pytest.mark.parametrize("form", ["none", *FORMATS])
 def test_deep_nesting_does_not_crash_the_reader(form: str) -> None:
     marks = {"qwen3": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
     text = marks.get(form, "") + "[" * 100_000

@@ -470,6 +470,13 @@ def test_a_malformed_call_does_not_stop_other_calls(name: str, arguments: str, n
     assert seen.content == "\n".join(seen.results) and seen.returncode == 0 and seen.stop is None
 
 
+@pytest.mark.parametrize(("times", "said"), [('"2"', "bb"), ('"two"', None), ('"2.5"', None), ('"True"', None)])
+def test_a_text_that_stands_for_a_value_of_the_declared_type_is_that_value(times: str, said: str | None) -> None:
+    """Calls in XML, as Qwen 3.5 writes them, have no other values."""
+    env, seen = carried_out(("say", f'{{"letter": "b", "times": {times}}}'))
+    assert (env._said, bool(seen.parse_error)) == ([said] if said else [], said is None)
+
+
 def test_no_call_is_executed_after_the_end() -> None:
     _, seen = carried_out(("stop", "{}"), ("say", '{"letter": "b"}'))
     assert seen.stop == "answered" and seen.commands == ("stop",) and len(seen.results) == 2
