@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from composer_stages import envs, evaluate
 from composer_stages.arms.stage import passed_by, planned
-from composer_stages.comparison import config as comparison
+from composer_stages.comparison import config as comparison, logs
 from composer_stages.comparison.decision import compare, compare_settings
 from composer_stages.comparison.sides import read_sides
 from composer_stages.errors import BadInput, Incomplete, UsageError
@@ -84,7 +84,7 @@ def test_compare_names_the_settings_by_which_two_evaluations_were_played(tmp_pat
         runner.execute("evaluate", {}, evaluate.Config(env={"name": ENV, **options}, **settings, **more), root=tmp_path)
         for options, more in (({}, {}), ({"greeting": "Please: "}, {"temperature": 0.5}))
     ]
-    found = compare_settings(*read_sides([str(run.path) for run in runs]))
+    found = compare_settings(*(logs.read(str(run.path)) for run in runs))
     assert [(each.name, each.baseline, each.treatment) for each in found] == [
         ("environment options", "defaults", "greeting=Please: "),
         ("temperature", "1.0", "0.5"),
