@@ -307,7 +307,8 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     notes = [*_dropped(+drops)]
     notes += [Sentence("comparison.unknown-files", files=len(unknown), first=unknown[0])] if unknown else []
     notes += [Sentence("comparison.broken-log", status=status, samples=num) for status, num in broken.items()]
-    notes += _mixed_settings([log for number, log in enumerate(logs) if number in {*rows["log"]}])
+    counted = {*rows["log"]}
+    notes += _mixed_settings([log for number, log in enumerate(logs) if number in counted])
     notes += _errors_counted(rows["state"], rows["reason"])
     return ReadLog(
         _label(path, [source for source in sources if not source.is_sidecar]),

@@ -363,7 +363,10 @@ class PairedTest:
         if self.scores and not self.few_X.any():
             return self.hall(mean_X)
         p_X: Array = 2 * normal_cdf(-np.abs(self.score(mean_X)))
-        return np.where(self.few_X, np.maximum(p_X, self.hall(mean_X)), self.hall(mean_X)) if self.scores else p_X
+        if not self.scores:
+            return p_X
+        hall_X = self.hall(mean_X)
+        return np.where(self.few_X, np.maximum(p_X, hall_X), hall_X)
 
     def hall(self, mean_X: Array) -> Array:
         """Return [X] the p-value of Hall's t, which is Student's with the skewness of the units taken out."""

@@ -35,10 +35,16 @@ WITHOUT_TRANSCRIPT = frozenset({missing.STEPS, missing.OPENING})
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """What reading a record raises that is not as its format says."""
 DAMAGE_REASONS = frozenset(
-    {
-        *("damaged_file", "damaged_record", "git_lfs_pointer", "not_json", "not_utf8", "too_deep", "too_large"),
+    [
+        "damaged_file",
+        "damaged_record",
+        "git_lfs_pointer",
+        "not_json",
+        "not_utf8",
+        "too_deep",
+        "too_large",
         "unread_kind",
-    }
+    ]
 )
 """Reasons of a `Drop` that say nothing of what the record holds."""
 RECORDED_REWARD = "recorded_reward"

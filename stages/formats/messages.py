@@ -51,16 +51,18 @@ def in_order_of_calls(raw: Iterable[Record]) -> list[Record]:
     at the same time write each result when it is there.
     """
     ordered, numbers, results = list(raw), dict[str, int](), list[tuple[int, int, Record]]()
-    for place, item in enumerate(tuple(ordered)):
+    groups = [results]
+    for place, item in enumerate(ordered):
         calls, answered = _call_ids(item), str(item.get("tool_call_id") or item.get("call_id"))
         if calls or ROLES.get(str(item.get("role")).lower()) == "assistant":
             # A later call counts where ids are used again, as by programs that number the calls of each answer.
             numbers |= {call_id: place + number for number, call_id in enumerate(calls)}
-            results = []
+            groups.append(results := [])
         elif answered in numbers:
             results.append((numbers[answered], place, item))
-            for (_, at, _), (_, _, result) in zip(results, sorted(results, key=itemgetter(0)), strict=True):
-                ordered[at] = result
+    for results in groups:
+        for (_, place, _), (_, _, result) in zip(results, sorted(results, key=itemgetter(0)), strict=True):
+            ordered[place] = result
     return ordered
 
 
