@@ -1,6 +1,6 @@
 """Registered experiments: one driver, a file of settings for each (benchmarks/experiments/NAME.toml).
 
-    python benchmarks/experiment.py NAME [run [ARM ...] | tune | pilot | preset | result]
+    python benchmarks/experiment.py NAME [run [ARM ...] | seed N ... | tune | pilot | preset | result]
 
 `./dev experiment NAME` is `run`: the rates are tuned, then all arms are trained and evaluated; typed again it goes on
 where it stopped, as each training is a unit of work. It keeps its runs in artifacts/experiments/NAME, writes the
@@ -17,6 +17,10 @@ training each. Without the table all take the rate of `train`.
 An arm with `rounds` repeats the collection and its training, each round with the student of the round before; `collect`
 and `by_round` are settings of its collections. An arm with `tokens_of` imitates as many tokens as that arm trains on
 with the same seed: its pairs a step are chosen so. `pilot` runs one seed of all arms, small, on training tasks.
+
+Without tuning an experiment is run seed by seed: all arms of a seed are trained, play the held-out tasks, and the
+outcomes are kept unread in docs/experiments/NAME/, so that a machine that is lost takes one seed with it. `seed N ...`
+runs these alone, for processes or machines that share the work; `run` does those that are missing and pools all.
 """
 
 import ctypes
@@ -262,9 +266,12 @@ class Experiment:
         """Run or resume the experiment, without the arms that are left out, and write the table of outcomes."""
         arms = [arm for arm in self.arms if arm not in left_out]
         if not self.tuning:
-            self.run_seeds([*arms, *self.beside], self.artifacts)
-        elif "arm" in self.tuning:
+            self.run_seeds([*arms, *self.beside])
+            return
+        if "arm" in self.tuning:
             self.run_chain(self.preset(self.trainings(arms, self.tune())), self.artifacts)
+            record = store.read_json(self.document.with_suffix(".json")) | self.record(self.artifacts)
+            store.write_json(self.document.with_suffix(".json"), record)
         elif left_out:  # all arms have been tuned
             self.run_chain(self.preset(self.trainings(arms, self.tuned_apart())), self.artifacts)
         else:
@@ -273,30 +280,63 @@ class Experiment:
                 self.preset(self.trainings(arms)), self.artifacts, "--tune", f"optimisation.learning_rate={rates}"
             )
             self.tuned_apart()
-        if not self.tuning or "arm" in self.tuning:
-            record = store.read_json(self.document.with_suffix(".json")) if self.tuning else {}
-            record |= {"trainings": self.courses(), "processor_hours": hours_used(self.artifacts)}
-            store.write_json(self.document.with_suffix(".json"), record)
-        rows = newest(self.artifacts / "evaluate", seed=self.evaluate["seed"]).rows(EVAL_ITEM)
-        table = pa.Table.from_pylist([{name: row[name] for name in self.columns} for row in rows])
-        pq.write_table(table, self.items, compression="zstd", use_dictionary=True)
+        write_outcomes(self.outcomes(self.artifacts), self.items)
 
-    def run_seeds(self, arms: Sequence[str], artifacts: Path, question: Mapping[str, Any] | None = None) -> None:
-        """Run or resume seed after seed, first the arms that give others their number of tokens; then evaluate all."""
-        per_step: dict[int, int] = {}
-        trainings = self.trainings(arms)
-        for seed in sorted({one.seed for one in trainings}) if self.giving() else ():
-            begun = any(Run(path).manifest.config["seed"] == seed for path in (artifacts / "train").glob("2*"))
-            late = bool(self.limit) and seed >= self.limit["seeds"] and hours_used(artifacts) > self.limit["hours"]
-            if late and not begun:
-                trainings = [one for one in trainings if one.seed < seed]
+    def run_seeds(self, arms: Sequence[str]) -> None:
+        """Run the seeds whose outcomes are not kept yet, then pool those of all.
+
+        A seed beyond those of the limit is begun only while all kept ones have used no more hours than it says.
+        """
+        for seed in range(self.first_seed, self.first_seed + self.seeds):
+            hours = sum(store.read_json(path)["processor_hours"] for path in self.parts.glob("*.json"))
+            if self.limit and seed - self.first_seed >= self.limit["seeds"] and hours > self.limit["hours"]:
                 break
-            own = [one for one in trainings if one.seed == seed]
+            if not self.part(seed).exists():
+                self.run_seed(arms, seed)
+        records = [store.read_json(path) for path in sorted(self.parts.glob("*.json"))]
+        pooled = {"trainings": [one for record in records for one in record["trainings"]]}
+        pooled |= {"processor_hours": sum(record["processor_hours"] for record in records)}
+        pooled |= {"commits": sorted({commit for record in records for commit in record["commits"]})}
+        store.write_json(self.document.with_suffix(".json"), pooled)
+        write_outcomes(pa.concat_tables(map(pq.read_table, sorted(self.parts.glob("*.parquet")))), self.items)
+
+    def run_seed(self, arms: Sequence[str], seed: int) -> None:
+        """Run or resume all of one seed and keep its outcomes; the control before training is played by the first."""
+        folder = self.artifacts / f"seed-{seed}"
+        self.train_seed(arms, seed, folder, {"with_start": seed == self.first_seed})
+        self.parts.mkdir(exist_ok=True)
+        store.write_json(self.part(seed).with_suffix(".json"), self.record(folder))
+        write_outcomes(self.outcomes(folder), self.part(seed))
+
+    def train_seed(self, arms: Sequence[str], seed: int, artifacts: Path, question: Mapping[str, Any]) -> None:
+        """Train first the arms of a seed that give others their number of tokens, then all, and evaluate them."""
+        own = [one for one in self.trainings(arms) if one.seed == seed]
+        per_step: dict[int, int] = {}
+        if self.giving():
             first = [one for one in own if one.arm in self.arms and "tokens_of" not in self.arms[one.arm]]
             self.run_chain(self.preset(first, evaluated=False), artifacts)
             per_step[seed] = self.pairs_per_step(seed, artifacts)
-            self.run_chain(self.preset(own, evaluated=False, per_step=per_step), artifacts)
-        self.run_chain(self.preset(trainings, question, per_step=per_step), artifacts)
+        self.run_chain(self.preset(own, question, per_step=per_step), artifacts)
+
+    @property
+    def parts(self) -> Path:
+        """Return the folder of the outcomes of seeds that are run one by one."""
+        return self.document.with_suffix("")
+
+    def part(self, seed: int) -> Path:
+        """Return the table of the outcomes of a seed; the record of its trainings has the same stem."""
+        return self.parts / f"{seed}.parquet"
+
+    def record(self, artifacts: Path) -> dict[str, Any]:
+        """Return what the trainings in a folder of artifacts recorded, with processor hours and commits."""
+        commits = {Run(path).manifest.code["commit"] for path in (artifacts / "train").glob("2*")}
+        record = {"trainings": self.courses(artifacts), "processor_hours": hours_used(artifacts)}
+        return record | {"commits": sorted(commits)}
+
+    def outcomes(self, artifacts: Path) -> pa.Table:
+        """Return the outcomes of the newest evaluation in a folder of artifacts, in the columns that are published."""
+        rows = newest(artifacts / "evaluate", seed=self.evaluate["seed"]).rows(EVAL_ITEM)
+        return pa.Table.from_pylist([{name: row[name] for name in self.columns} for row in rows])
 
     def giving(self) -> set[str]:
         """Return the arms that give others their number of tokens."""
@@ -338,15 +378,15 @@ class Experiment:
             arms={arm: small(own, steps=1) if "rounds" in own else own for arm, own in self.arms.items()},
         )
         question = {"env": {**self.evaluate["env"], "split": "train"}, "seed": TUNING_SEED - 1, "tasks": PILOT_TASKS}
-        alone.run_seeds([*self.arms, *self.beside], self.artifacts / "pilot", question)
+        alone.train_seed([*self.arms, *self.beside], TUNING_SEED, self.artifacts / "pilot", question)
 
-    def courses(self) -> list[dict[str, Any]]:
+    def courses(self, artifacts: Path) -> list[dict[str, Any]]:
         """Return what each training recorded of itself: means of its first and last steps, tokens, pairs, collapse.
 
         pairs_other: pairs from tasks that are no part of its curriculum; families_other: the families of these.
         """
         found = []
-        for run in map(Run, sorted((self.artifacts / "train").glob("2*"))):
+        for run in map(Run, sorted((artifacts / "train").glob("2*"))):
             if run.manifest.status != "complete":
                 continue
             steps = list(map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()))
@@ -459,6 +499,11 @@ def hours_used(artifacts: Path) -> float:
     return float(sum(one["seconds"] for one in used)) / 3600
 
 
+def write_outcomes(table: pa.Table, path: Path) -> None:
+    """Write a table of outcomes as it is published."""
+    pq.write_table(table, path, compression="zstd", use_dictionary=True)
+
+
 def tokens_trained(run: Run) -> int:
     """Return the tokens of answers in a training's losses: those that it sampled, or those that it imitated."""
     weights = run.manifest.config["weights"]
@@ -566,6 +611,10 @@ def main(name: str, word: str = "run", *arms: str) -> None:
         return
     if word == "run":
         experiment.run(arms)
+    if word == "seed":
+        for seed in map(int, arms):
+            experiment.run_seed([*experiment.arms, *experiment.beside], seed)
+        return
     importlib.import_module(name.replace("-", "_")).result()
 
 
