@@ -27,9 +27,10 @@ LONGEST = 400
 WORKER = Path(__file__).with_name("worker.py")
 
 ATOM = r"(?:\d+(?:\.\d+)?|\.\d+)%?"
-FRACTION = r"\d*\s*\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|\d*\s*\\sqrt\s*\{[^{}]*\}"
+FRACTION = r"\d{0,20}\s{0,20}(?:\\[dt]?frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{[^{}]*\}|\d)|\\sqrt\s*\{[^{}]*\})"
+"""With a whole number before it. What repeats is bounded, as models repeat: time linear in the answer."""
 QUANTITY = re.compile(
-    rf"[-+]?(?:{FRACTION})|(?<![A-Za-z0-9_.^/])(?<!\d:)(?<!\^\{{)[-+]?\(*[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%_]\d|_\{{|[A-Za-z]\d|[xyzni]\b|\s?π)"
+    rf"[-+]?(?:{FRACTION})|(?<![A-Za-z0-9_.^/])(?<!\d:)(?<!\^\{{)[-+]?\({{0,9}}[-+]?{ATOM}\)*(?:\s*(?:\*\*|[-+*/^])\s*[({{]*[-+]?{ATOM}[)}}]*)*(?!\.?\d|[:%_]\d|_\{{|[A-Za-z]\d|[xyzni]\b|\s?π)"
 )
 """A number, or an expression of numbers; times of day are none."""
 HEADING = re.compile(r"(?i)(?:step|part|case|problem|question|solution(?!\s*[:=]\s*\S)|note)\b|\d+[.):]\s+[a-z]")
@@ -52,8 +53,8 @@ JOINED = re.compile(
 )
 """What stands between two answers side by side, or between the parts of one in two units."""
 BOX = re.compile(r"\\(?:f?boxed|fbox|framebox)\s*\{")
-DISPLAY = re.compile(r"(?s)\\\[(?:(?!\n\s*\n).)*?\\\]|\$\$(?:(?!\n\s*\n).)*?\$\$")
-"""A formula on lines of its own."""
+DISPLAY = {r"\[": r"\]", "$$": "$$"}
+"""What begins a formula on lines of its own, and what ends it."""
 FORMULA = re.compile(r"\$+([^$]+)\$+|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 OPERATION = (
     r"(?:\\?\w+\{)?\s*(?:[ap]m|and|base|choose|cos|cubed|dozen|factorial|log|minus|mod|or|over|pi|plus|sin|sqrt)\b"
@@ -98,7 +99,7 @@ def is_right(text: str, right: str) -> bool:
     right = number or choice or right
     if not number:
         right, *answers = map(_latex, (right, *answers))
-    if answers and all(_judge.is_equal(right, answer) for answer in answers):
+    if answers and all(_judge.is_equal(right, answer) for answer in dict.fromkeys(answers)):
         return True
     return len(answers) > 1 and not number and _judge.is_equal(right, ", ".join(answers))
 
@@ -224,7 +225,7 @@ def _marks(line: str, *, behind: str = "", phrases: bool = True) -> Iterator[str
             while (later := PHRASE.search(said)) and QUANTITY.search(later[1]) and not NOT.match(later[1]):
                 said = later[1]
             yield said.strip(" *_") or behind
-        elif phrase := BEFORE_PHRASE.search(rest):
+        elif phrase := BEFORE_PHRASE.match(rest):
             numbers = [*QUANTITY.finditer(phrase[1])]
             yield phrase[1][_begin_of_last(phrase[1], numbers) :] if numbers else phrase[1]
 
@@ -233,7 +234,7 @@ def _boxes(line: str) -> Iterator[str]:
     r"""Yield the contents of the last `\boxed{}`, and of those side by side with it: others were steps."""
     ends: list[tuple[int, int]] = []
     for start, begin, end in _spans(line):
-        if DENIED.search(line[:start]):
+        if DENIED.search(line[max(start - LONGEST, 0) : start]):
             continue
         between = line[ends[-1][1] + 1 : start].replace("$", "") if ends else ""
         ends = [*(ends if not between.strip() or JOINED.fullmatch(between) else []), (begin, end)]
@@ -242,21 +243,38 @@ def _boxes(line: str) -> Iterator[str]:
 
 def _spans(text: str) -> Iterator[tuple[int, int, int]]:
     """Yield where each box of a text starts, where its content begins, and where that ends."""
+    closed, opened = dict[int, int](), list[int]()  # One pass: answers of thousands of boxes that never end are sent.
+    for brace in re.finditer(r"\\.|[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif brace[0] == "}" and opened:
+            closed[opened.pop()] = brace.start()
     for match in BOX.finditer(text):
-        level = 1
-        for brace in re.finditer(r"\\.|[{}]", text[match.end() :]):
-            level += {"{": 1, "}": -1}.get(brace[0], 0)
-            if not level:
-                yield match.start(), match.end(), match.end() + brace.start()
-                break
+        if match.end() in closed:
+            yield match.start(), match.end(), closed[match.end()]
 
 
 def _without_line_breaks(text: str) -> str:
     """Return a text whose boxes and formulas stand on one line each."""
-    text = DISPLAY.sub(lambda match: " ".join(match[0].split()), text)
+    text = "".join(map(_displays_on_one_line, re.split(r"(\n\s*\n)", text)))
     for _, begin, end in _spans(text):
         text = text[:begin] + text[begin:end].replace("\n", " ") + text[end:]
     return text
+
+
+def _displays_on_one_line(paragraph: str) -> str:
+    """Return a paragraph whose displayed formulas stand on one line each; one that does not end is no formula."""
+    marks = list(re.finditer(r"\\[\[\]]|\$\$", paragraph))
+    last = {mark[0]: mark.start() for mark in marks}
+    parts, done, opening = list[str](), 0, None
+    for mark in marks:
+        if opening and mark[0] == DISPLAY[opening[0]]:
+            formula = paragraph[opening.start() : mark.end()]
+            parts += [paragraph[done : opening.start()], " ".join(formula.split())]
+            done, opening = mark.end(), None
+        elif not opening and last.get(DISPLAY.get(mark[0], ""), 0) > mark.start():
+            opening = mark
+    return "".join([*parts, paragraph[done:]])
 
 
 def _begin_of_last(line: str, numbers: list[re.Match[str]]) -> int:

@@ -75,6 +75,14 @@ def test_an_expression_without_end_is_wrong_and_the_next_answer_is_judged() -> N
     assert time.monotonic() - began < 60 * max(1.0, os.getloadavg()[0])
 
 
+# Where time grows with the square of the length, one of these takes minutes.
+@pytest.mark.parametrize(
+    "piece", ["\\boxed{", "\\boxed{42}", "\\[", "$$ ", "(", "**", "1 ", "1,", "1=", "²", "7", " ", "~"]
+)
+def test_what_a_model_repeats_without_end_is_read_in_time_linear_in_it(piece: str) -> None:
+    assert is_right(f"{piece * (100_000 // len(piece))}\nThe answer is 42.", "42")
+
+
 @pytest.mark.parametrize(
     ("text", "marked"), [("#### 7", True), ("\\boxed{7}", True), ("####", False), ("it is 7", False), ("", False)]
 )
