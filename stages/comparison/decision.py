@@ -317,11 +317,13 @@ def refuse_totals(sides: Sequence[ReadLog]) -> None:
     """Raise `BadInput` where a row of a table is named so, and is the mean or the sum of all others."""
     for log in (log for log in sides if log.id_columns):
         values = log.items["score"].to_numpy()
+        distinct, counts = np.unique(values[~np.isnan(values)], return_counts=True)
         for at in np.flatnonzero(pc.match_substring_regex(log.items["task"], TOTAL)):
-            others = np.delete(values, at)
-            others = others[~np.isnan(others)]
-            together = (others.mean(), PERCENT * others.mean(), others.sum()) if len(np.unique(others)) > 1 else ()
-            if any(isclose(values[at], number, rel_tol=NEAR_TOTAL) for number in together):
+            left = counts - (distinct == values[at])
+            if np.count_nonzero(left) < 2:
+                continue
+            mean, total = np.average(distinct, weights=left), distinct @ left
+            if any(isclose(values[at], number, rel_tol=NEAR_TOTAL) for number in (mean, PERCENT * mean, total)):
                 name, score = log.items["task"][int(at)].as_py(), float(values[at])
                 raise BadInput("comparison.total-row", path=log.label, id=name, score=score)
 
