@@ -1,8 +1,9 @@
 """Chat data sets: rows of messages with an id and a verdict, as public sets of trajectories are laid out.
 
 The columns are declared (fields.toml): the messages under `messages`, `trajectory` or `conversations`, role and text in
-either of two spellings, the task under `instance_id` and its like, the verdict under `resolved` or a number under
-`reward`. A column under another name is not guessed at.
+either of two spellings, whether a message is trained on under `weight`, `train` or their like, the task under
+`instance_id` and its like, the verdict under `resolved` or a number under `reward`. A column under another name is not
+guessed at.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from composer_stages import json_text
 from composer_stages.formats.base import FIELDS, Origin, Reader, Record, Trajectory
 from composer_stages.formats.measurement import REWARD, MeasuredSample, State
 from composer_stages.formats.messages import conversation, split_turns, user_messages
+from composer_stages.rollouts import missing
 from composer_stages.words import Sentence
 
 NAME = "messages"
@@ -67,7 +69,11 @@ def _messages(raw: Record) -> Iterator[Record]:
         calls = content if isinstance(content, list) else [content]
         # What is no JSON, as in templates that write calls as tags, stays as it is.
         is_text = isinstance(content, str)
-        yield {"role": "assistant", **({"content": content} if is_text else {"tool_calls": calls})}
+        yield {
+            **raw,
+            "role": "assistant",
+            **({"content": content} if is_text else {"content": None, "tool_calls": calls}),
+        }
     elif role == "user" and isinstance(content, list):
         yield from user_messages(content)
     else:
@@ -78,7 +84,10 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a row. A row without any message of the model is a rollout that failed before it."""
     del origin
     raw = _list(record, COLUMNS["messages"]) or []
-    opening, turns = split_turns(conversation(item for each in raw for item in _messages(each)))
+    items = [item for each in raw for item in _messages(each)]
+    # Those of another model, of a demonstration or with a mistake: what trains on the file masks them.
+    masked = {number for number, item in enumerate(items) if any(item.get(name) == 0 for name in COLUMNS["loss"])}
+    opening, turns = split_turns(conversation(items), masked)
     # A target is a verdict in one data set, and the right answer in others.
     verdicts = [name for name in COLUMNS["verdict"] if name != "target" or isinstance(record.get(name), bool)]
     own_id, task, item, reward = (_first(record, COLUMNS[name]) for name in ("own_id", "task", "item", "reward"))
@@ -99,6 +108,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         turns=turns,
         own_id=None if own_id is None else str(own_id),
         **{name: _first(record, COLUMNS[name]) for name in OF_TRAJECTORY},
+        # A row that is not trained on at all still has its verdict.
+        missing={missing.STEPS} if masked and not turns else set(),
         measured=measured,
         unscored=measured.state is not None,
         reward=None if reward is None else float(reward),

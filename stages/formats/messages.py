@@ -1,7 +1,7 @@
 """Chat messages of every dialect as role and text: content parts, reasoning, tool calls, OpenAI Responses items."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import itemgetter, not_
@@ -149,16 +149,18 @@ def arguments_text(arguments: Any) -> str:
     return json.dumps({} if arguments is None else arguments, ensure_ascii=False)
 
 
-def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[ImportedTurn]]:
-    """Return the opening messages, and one turn for every assistant message after them."""
-    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-    turns: list[ImportedTurn] = []
-    for item in messages[first:]:
-        if item["role"] == "assistant":
+def split_turns(messages: Sequence[Message], masked: Container[int] = ()) -> tuple[list[Message], list[ImportedTurn]]:
+    """Return the opening messages, and one turn for every assistant message after them.
+
+    masked: positions of assistant messages that are no turns, as the model is not to learn them.
+    """
+    opening, turns = list[Message](), list[ImportedTurn]()
+    for position, item in enumerate(messages):
+        if item["role"] == "assistant" and position not in masked:
             turns.append(ImportedTurn(item["content"]))
         else:
-            turns[-1].observed.append(item)
-    return list(messages[:first]), turns
+            context(opening, turns).append(item)
+    return opening, turns
 
 
 def context(opening: list[Message], turns: Sequence[ImportedTurn]) -> list[Message]:

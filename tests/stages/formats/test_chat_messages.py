@@ -52,6 +52,22 @@ def test_from_value_messages_and_numeric_verdicts_are_read(tmp_path: Path) -> No
     assert rollouts[0].opening == [user("q")]
 
 
+@pytest.mark.parametrize("mask", [{"weight": 0}, {"train": False}, {"loss": False}])
+def test_messages_that_are_not_trained_on_are_context(tmp_path: Path, mask: dict[str, Any]) -> None:
+    call_of_another = {"from": "function_call", "value": json.dumps({"name": "look", "arguments": {}}), **mask}
+    chat = [
+        user("q"),
+        {**assistant("wrong"), **mask},
+        user("no"),
+        {**assistant("right"), **dict.fromkeys(mask, True)},
+        call_of_another,
+    ]
+    rollout, masked = read(jsonl(tmp_path / "x.jsonl", row(chat), row([user("q"), {**assistant("a"), **mask}])))[0]
+    assert [message["content"] for message in rollout.opening] == ["q", "wrong", "no"]
+    assert [(turn.action, len(turn.observed)) for turn in rollout.turns] == [("right", 1)]
+    assert (masked.turns, masked.resolved, masked.reward, masked.error) == ([], True, 1.0, None)
+
+
 @pytest.mark.parametrize("key", ["run_id", "traj_id"])
 def test_the_id_of_a_run_is_none_of_its_rollouts(tmp_path: Path, key: str) -> None:
     ids = [7, 7, 7] if key == "run_id" else [7, 8, 9]
