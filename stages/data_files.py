@@ -19,14 +19,12 @@ def load_toml(package: str | None, name: str) -> dict[str, Any]:
 
 
 def load_template(package: str | None, name: str, autoescape: bool = False) -> "jinja2.Template":
-    """Return the template of a package's data file, without the lines of its blocks; it refuses what is not given."""
+    """Return the template of a package's data file."""
+    return template_environment(autoescape=autoescape, keep_trailing_newline=True).from_string(load_text(package, name))
+
+
+def template_environment(**options: Any) -> "jinja2.Environment":
+    """Return an environment of templates without the lines of their blocks, which refuse what is not given."""
     import jinja2  # slow to import, and few data files are templates
 
-    environment = jinja2.Environment(
-        autoescape=autoescape,  # noqa: S701 (other texts than HTML)
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.from_string(load_text(package, name))
+    return jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)  # noqa: S701

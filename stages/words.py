@@ -11,13 +11,14 @@ A template writes what a user is to do as `option("resume")`, `setting("weights.
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from composer_stages.data_files import template_environment
 from composer_stages.layout import counted
 
 if TYPE_CHECKING:
@@ -172,12 +173,6 @@ def remedies(code: str, values: Mapping[str, Any]) -> list[Remedy]:
     return recorder.remedies
 
 
-def group_of(code: str) -> str | None:
-    """Return the table of a code, such as "usage"; None for a text that is no code."""
-    entry = _entry(code)
-    return entry[0] if entry else None
-
-
 def _plain(value: Any, interface: Interface) -> Any:
     """Return a value in which every remedy and every sentence is written."""
     if isinstance(value, Remedy):
@@ -198,9 +193,7 @@ def did_you_mean(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
 
 @cache
 def _environment() -> "jinja2.Environment":
-    import jinja2
-
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)  # noqa: S701 (plain text)
+    environment = template_environment()
     environment.filters |= FILTERS
     environment.globals["did_you_mean"] = did_you_mean
     return environment
@@ -233,10 +226,3 @@ def entries(room: str) -> Mapping[str, tuple[str, str]]:
         for table, texts in tables.items()
         for name, text in texts.items()
     }
-
-
-def rooms() -> Sequence[str]:
-    """Return all rooms that have sentences."""
-    paths = [str(path.parent.relative_to(STAGES)).replace("/", ".") for path in STAGES.rglob(FILE)]
-    named = ["" if room == "." else room for room in paths]
-    return sorted([*named, *(room for room, root in ROOTS.items() if (root / FILE).is_file())])

@@ -29,9 +29,9 @@ LAYERS = {
         "redaction",
         "terms",
         "registry",
-        "data_files | errors | stopping | json_text",
+        "errors | stopping | json_text",
         "words",
-        "layout | checkout",
+        "layout | checkout | data_files",
     ),
     "composer_stages.probe": (
         "figures | watching",

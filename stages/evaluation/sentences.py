@@ -6,14 +6,13 @@ by `{{ }}` stays as it is, its blanks and line breaks included.
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
-from importlib.resources import files
+from functools import cache
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from composer_stages import layout
+from composer_stages.data_files import load_text, template_environment
 from composer_stages.runs import display
 from composer_stages.words import FILTERS
 
@@ -48,18 +47,15 @@ class Sentences:
     """The sentences of one subject: macros of a template in a package, by their names."""
 
     def __init__(self, package: str, template: str, **names: Any) -> None:
-        self._source = partial(files(package).joinpath(template).read_text, encoding="utf-8")
-        self._names = names
+        self._package, self._template, self._names = package, template, names
 
     @cache  # noqa: B019 (a handful of instances, which live as long as the process)
     def _macros(self) -> Any:
-        environment = Environment(
-            autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, finalize=_keep_blanks
-        )
+        environment = template_environment(autoescape=True, finalize=_keep_blanks)
         callables = {name: value for name, value in self._names.items() if callable(value)}
         environment.filters.update(FORMATS | callables)
         environment.globals.update({name: value for name, value in self._names.items() if name not in callables})
-        return environment.from_string(self._source()).module
+        return environment.from_string(load_text(self._package, self._template)).module
 
     def paragraphs(self, name: str, *values: Any) -> list[str]:
         """Return the paragraphs of a macro with these values, each on one line."""

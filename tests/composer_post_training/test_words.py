@@ -6,6 +6,7 @@ from operator import attrgetter
 
 import pytest
 import typer
+from support import sentences
 
 import composer_post_training as composer
 from composer_cli.app import click_command
@@ -28,7 +29,7 @@ def options(command) -> set[str]:
 def test_no_sentence_spells_an_option_or_a_command_of_the_command_line() -> None:
     """It names them by `option`, `setting` and `command`, which each interface writes; those of `cli` are its own."""
     known, wrong = options(click_command()), list[str]()
-    for room in words.rooms():
+    for room in sentences.rooms():
         for name, (_, template) in words.entries(room).items():
             text = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "…", template)
             spelt = [option for option in known if re.search(rf"(?<![\w-]){option}(?![\w-])", text)]

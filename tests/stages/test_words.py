@@ -35,13 +35,13 @@ def calls() -> Iterator[tuple[str, int, str, str, set[str] | None]]:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
                     code, name = node.args[0].value, ast.unparse(node.func).rpartition(".")[2]
-                    if isinstance(code, str) and words.group_of(code):
+                    if isinstance(code, str) and words._entry(code):
                         keys = [keyword.arg for keyword in node.keywords]
                         yield str(path), node.lineno, name, code, None if None in keys else {*filter(None, keys)}
 
 
 def every_code() -> list[str]:
-    return [f"{room}.{name}".lstrip(".") for room in words.rooms() for name in words.entries(room)]
+    return [f"{room}.{name}".lstrip(".") for room in sentences.rooms() for name in words.entries(room)]
 
 
 def test_every_sentence_is_used_and_gets_the_values_that_it_shows() -> None:
@@ -64,7 +64,7 @@ def test_every_sentence_is_used_and_gets_the_values_that_it_shows() -> None:
 
 def test_every_template_compiles_and_a_code_stands_in_one_table() -> None:
     assert all(words._template(code) for code in every_code())
-    for room in words.rooms():
+    for room in sentences.rooms():
         assert len(words.entries(room)) and all(table in TABLES for table, _ in words.entries(room).values())
 
 

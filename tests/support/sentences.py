@@ -36,6 +36,12 @@ class Named(jinja2.ChainableUndefined):
     __add__ = __radd__ = lambda self, other: f"{self}"
 
 
+def rooms() -> list[str]:
+    """Return all rooms that have sentences."""
+    below = [str(path.parent.relative_to(words.STAGES)).replace("/", ".") for path in words.STAGES.rglob(words.FILE)]
+    return sorted([*("" if room == "." else room for room in below), *words.ROOTS])
+
+
 def render(template: str) -> str:
     """Return a template with the names of its values."""
     environment = words._environment().overlay(undefined=Named)
@@ -58,7 +64,7 @@ def render(template: str) -> str:
 def table() -> str:
     """Return a line for each sentence: exit code, code, sentence."""
     lines = list[str]()
-    for room in words.rooms():
+    for room in rooms():
         for name, (group, template) in sorted(words.entries(room).items()):
             code = CLASSES[group].exit_code if group in CLASSES else "-"
             try:
