@@ -198,6 +198,26 @@ class TeacherSettings(TypedDict, total=False):
     opening: Mapping[str, Any]
     """Options of the environment with which it opens the teacher's tasks, over the student's: {shots = 8}."""
 
+class StageSettings(TypedDict, total=False):
+    seed: int
+    """All randomness of the stage comes from here."""
+
+class EnvStageSettings(StageSettings, total=False):
+    env: _Group | Mapping[str, Any] | str
+    sandbox: str
+    """`none` runs the agent's commands unprotected on this machine; every row records it."""
+
+class PlayingSettings(EnvStageSettings, total=False):
+    max_steps: int
+    """Actions after which a rollout ends."""
+    limits: _Group | RolloutLimitsSettings
+    history: str
+    """What the policy is shown of the past: `full`; `last 5`: of all observations the last five; or `summarise`: from
+    near the context limit on, its own summary and everything since."""
+    in_flight: _Group | InFlightSettings
+    report_to: Literal['tensorboard', 'trackio', 'wandb'] | Sequence[Literal['tensorboard', 'trackio', 'wandb']]
+    """Where the run is logged besides its own files: tensorboard, trackio, wandb, one or several."""
+
 class SelectionSettings(TypedDict, total=False):
     rule: Literal['off', 'disagreement', 'value']
     """`off` asks all teachers in all states. The others ask the cheapest, and one more in states where the answers have
@@ -287,10 +307,12 @@ class DistributionSettings(TypedDict, total=False):
     servers: list[str] | tuple[str, ...]
     """With a policy vllm:..., further servers beside policy.base_url: the processes sample from all of them in turn."""
 
-class WeightsSettings(TypedDict, total=False):
+class ChannelWeightsSettings(TypedDict, total=False):
     grpo: float
     """GRPO on the environment's reward. At 0 rollouts are still played and recorded, so that learning curves can be
     compared, but nothing is learned from their rewards: with weights.sft alone this is pure imitation."""
+
+class WeightsSettings(ChannelWeightsSettings, total=False):
     dpo: float
     """Direct preference optimisation on extracted pairs."""
     simpo: float
@@ -364,62 +386,7 @@ class EopdSettings(TypedDict, total=False):
     top_k: int
     """The teacher's most likely tokens that it is taken over."""
 
-class OpdTeacherSettings(TypedDict, total=False):
-    model: str
-    """Hugging Face folder, hub id, GGUF file, `smollm2`, `qwen-coder` or `kata:NAME`; with `base_url`, the server's
-    name for it. Without `base_url`, `vllm:` before it starts a vLLM server that samples it, token by token. `reference`
-    plays each task's own solution, `noop` does nothing; neither asks a server."""
-    base_url: str | None
-    """Root of an OpenAI-compatible server, for example https://api.openai.com/v1; empty for none, where a file gives
-    one."""
-    server: _Group | ServerSettings
-    api_key_env: str
-    """Name of the environment variable that holds the key; empty for a server that needs none."""
-    usd_per_mtok_in: float | None
-    """Price of a million input tokens of a server in USD; 0 where it is free. Without prices those of the package
-    genai-prices count, if it is installed and knows model and host."""
-    usd_per_mtok_cached_in: float | None
-    """Price of a million input tokens that the server reports as cached; without it they cost as much as others."""
-    usd_per_mtok_cache_write: float | None
-    """Price of a million input tokens that the server writes to its cache; without it 1.25 times that of others."""
-    usd_per_mtok_out: float | None
-    """Price of a million output tokens in USD."""
-    price: Literal['unknown'] | None
-    """"unknown" lets a server without prices be asked under a limit of cost: a call at a time, by its own bills."""
-    temperature: float
-    """0 is greedy. Nothing else shapes the distribution, so that log-probs are exact: no top_p, top_k or penalties."""
-    max_tokens: int | None
-    """Longest answer in tokens; one that reaches it counts as truncated. Without it 64 for an environment's own model
-    such as `kata:student`, 128 for smollm2, 512 for qwen-coder; for all others as long as the context has room for."""
-    request: Mapping[str, Any]
-    """Fields of a server's request to set otherwise, or with `false` to leave out: `request = { seed = false }`."""
-    extra_body: Mapping[str, Any]
-    """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
-    chat_template_kwargs: Mapping[str, bool | int | float | str]
-    """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
-    template_date: date | str
-    """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
-    tool_calls: Literal['none', 'native', 'qwen3', 'qwen3-coder', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
-    """How tools are called: `native` where a server reads calls, else in which family's format answers are written. One
-    of none, native, qwen3, qwen3-coder, llama3, mistral, deepseek, gpt-oss."""
-    dtype: Literal['auto', 'float32', 'bfloat16', 'float16']
-    """Floating-point type of a local model's weights. One of auto, float32, bfloat16, float16."""
-    device: str
-    """auto takes a GPU when there is one."""
-    lockstep: int
-    """Rollouts or questions that a model in this process works on together; another number moves results by rounding.
-    Training plays all rollouts of a step together."""
-    kv_cache_gib: float | None
-    """Memory for keys and values of a model in this process, in GiB: as many answers are sampled at once as fit. None
-    takes 80 % of what the GPU has free, on a CPU half of the memory."""
-    prefill_tokens: int
-    """Tokens of prompts in one pass of a model in this process."""
-    concurrency: int
-    """Requests in flight at once to a server."""
-    timeout_s: float
-    """Wall time of one request; long, because a request that is given up may have been billed."""
-    max_attempts: int
-    """Launches of one request, the first included."""
+class OpdTeacherSettings(PolicySettings, total=False):
     tasks: list[str] | tuple[str, ...]
     """Patterns of task ids or families, such as `arithmetic*`; none for all tasks."""
     opening: Mapping[str, Any]
@@ -612,21 +579,7 @@ class DescentSettings(TypedDict, total=False):
     beta: float
     """Share of the component along v that is removed."""
 
-class CollectSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
-    env: _Group | Mapping[str, Any] | str
-    sandbox: str
-    """`none` runs the agent's commands unprotected on this machine; every row records it."""
-    max_steps: int
-    """Actions after which a rollout ends."""
-    limits: _Group | RolloutLimitsSettings
-    history: str
-    """What the policy is shown of the past: `full`; `last 5`: of all observations the last five; or `summarise`: from
-    near the context limit on, its own summary and everything since."""
-    in_flight: _Group | InFlightSettings
-    report_to: Literal['tensorboard', 'trackio', 'wandb'] | Sequence[Literal['tensorboard', 'trackio', 'wandb']]
-    """Where the run is logged besides its own files: tensorboard, trackio, wandb, one or several."""
+class CollectSettings(PlayingSettings, Arguments, total=False):
     policy: _Group | PolicySettings | str
     tasks: int
     """Number of tasks of the split."""
@@ -641,9 +594,7 @@ class _Collect(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[CollectSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[CollectSettings]) -> Plan: ...
 
-class ReplayTeachersSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ReplayTeachersSettings(StageSettings, Arguments, total=False):
     teachers: list[_Group | TeacherSettings | str] | tuple[_Group | TeacherSettings | str, ...] | str | Path
     answers_per_state: int
     """Answers of every teacher to one state; more than one makes sense with a temperature above 0."""
@@ -664,9 +615,7 @@ class _ReplayTeachers(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ReplayTeachersSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ReplayTeachersSettings]) -> Plan: ...
 
-class ExtractPairsSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ExtractPairsSettings(StageSettings, Arguments, total=False):
     compare: Literal['outcome', 'canonical']
     """`outcome` runs actions whose canonical forms differ and compares their outcomes; `canonical` compares text. One
     of outcome, canonical."""
@@ -689,12 +638,7 @@ class _ExtractPairs(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ExtractPairsSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ExtractPairsSettings]) -> Plan: ...
 
-class TrainSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
-    env: _Group | Mapping[str, Any] | str
-    sandbox: str
-    """`none` runs the agent's commands unprotected on this machine; every row records it."""
+class TrainSettings(EnvStageSettings, Arguments, total=False):
     arm: str
     """The arm's name in the evaluation."""
     policy: _Group | PolicySettings | str
@@ -729,21 +673,7 @@ class _Train(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[TrainSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[TrainSettings]) -> Plan: ...
 
-class EvaluateSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
-    env: _Group | Mapping[str, Any] | str
-    sandbox: str
-    """`none` runs the agent's commands unprotected on this machine; every row records it."""
-    max_steps: int
-    """Actions after which a rollout ends."""
-    limits: _Group | RolloutLimitsSettings
-    history: str
-    """What the policy is shown of the past: `full`; `last 5`: of all observations the last five; or `summarise`: from
-    near the context limit on, its own summary and everything since."""
-    in_flight: _Group | InFlightSettings
-    report_to: Literal['tensorboard', 'trackio', 'wandb'] | Sequence[Literal['tensorboard', 'trackio', 'wandb']]
-    """Where the run is logged besides its own files: tensorboard, trackio, wandb, one or several."""
+class EvaluateSettings(PlayingSettings, Arguments, total=False):
     tasks: int
     """Number of held-out tasks."""
     samples: int
@@ -773,9 +703,7 @@ class _Evaluate(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[EvaluateSettings]) -> Evaluation: ...
     def plan(self, *runs: Run, **settings: Unpack[EvaluateSettings]) -> Plan: ...
 
-class ImportSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ImportSettings(StageSettings, Arguments, total=False):
     format: Literal['auto', 'verifiers', 'mini-swe-agent', 'swe-agent', 'openhands', 'inspect', 'nemo-gym', 'trl', 'openenv', 'swebench-preds', 'lm-eval', 'lighteval', 'evalplus', 'helm', 'tau-bench', 'terminal-bench', 'messages', 'claude-code', 'atif', 'swe-logs']
     """The format of the files; `auto` looks into each. `swe-logs` grades saved logs of SWE-bench's harnesses again. One
     of auto, verifiers, mini-swe-agent, swe-agent, openhands, inspect, nemo-gym, trl, openenv, swebench-preds, lm-eval,
@@ -797,9 +725,7 @@ class _Import(_Function):
     def __call__(self, *files: Run | Path | str, **settings: Unpack[ImportSettings]) -> ReadableRun: ...
     def plan(self, *files: Run | Path | str, **settings: Unpack[ImportSettings]) -> Plan: ...
 
-class CompareSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class CompareSettings(StageSettings, Arguments, total=False):
     paths: list[str] | tuple[str, ...]
     """Logs, each a file, a folder, a pattern or a run; the first is A. One alone is split by its models."""
     min_gain: float | None
@@ -849,9 +775,7 @@ class _Compare(_Function):
     def __call__(self, *files: Run | Path | str, **settings: Unpack[CompareSettings]) -> ComparedLogs: ...
     def plan(self, *files: Run | Path | str, **settings: Unpack[CompareSettings]) -> Plan: ...
 
-class ExportSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ExportSettings(StageSettings, Arguments, total=False):
     format: Required[Literal['verifiers', 'inspect', 'trl', 'openenv', 'swebench-preds', 'harbor', 'model', 'gguf', 'hub']]
     """The format. One of verifiers, inspect, trl, openenv, swebench-preds, harbor, model, gguf, hub."""
     policy: _Group | PolicySettings | str | None
@@ -874,9 +798,7 @@ class _Export(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ExportSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ExportSettings]) -> Plan: ...
 
-class TasksSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class TasksSettings(StageSettings, Arguments, total=False):
     env: Literal['feature-deletion']
     """One of feature-deletion."""
     package: str
@@ -908,9 +830,7 @@ class _Tasks(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[TasksSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[TasksSettings]) -> Plan: ...
 
-class CurriculumSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class CurriculumSettings(StageSettings, Arguments, total=False):
     min_rate: float
     """Tasks of which a smaller share of rollouts was solved are left out."""
     max_rate: float
@@ -926,9 +846,7 @@ class _Curriculum(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[CurriculumSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[CurriculumSettings]) -> Plan: ...
 
-class NormalizeSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class NormalizeSettings(StageSettings, Arguments, total=False):
     dj: _Group | JuicerSettings | str
 
 class _Normalize(_Function):
@@ -937,12 +855,7 @@ class _Normalize(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[NormalizeSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[NormalizeSettings]) -> Plan: ...
 
-class FrameworksSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
-    env: _Group | Mapping[str, Any] | str
-    sandbox: str
-    """`none` runs the agent's commands unprotected on this machine; every row records it."""
+class FrameworksSettings(EnvStageSettings, Arguments, total=False):
     policy: _Group | PolicySettings | str
     tasks: int
     """Tasks of the split that TRL plays."""
@@ -964,9 +877,7 @@ class _Frameworks(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[FrameworksSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[FrameworksSettings]) -> Plan: ...
 
-class ProbeSvdSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ProbeSvdSettings(StageSettings, Arguments, total=False):
     model: _Group | PolicySettings | str
     precision: Literal['float32', 'float64']
     """The type of the computation; factors are stored in float32. One of float32, float64."""
@@ -977,9 +888,7 @@ class _ProbeSvd(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeSvdSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeSvdSettings]) -> Plan: ...
 
-class ProbeExtractVhackSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ProbeExtractVhackSettings(StageSettings, Arguments, total=False):
     student: _Group | PolicySettings | str
     adapter: Literal['antipasto_full', 'antipasto_topr', 'lora', 'lora_frozenA']
     """One of antipasto_full, antipasto_topr, lora, lora_frozenA."""
@@ -1006,12 +915,7 @@ class _ProbeExtractVhack(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeExtractVhackSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeExtractVhackSettings]) -> Plan: ...
 
-class ProbeTeacherPoolSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
-    env: _Group | Mapping[str, Any] | str
-    sandbox: str
-    """`none` runs the agent's commands unprotected on this machine; every row records it."""
+class ProbeTeacherPoolSettings(EnvStageSettings, Arguments, total=False):
     sources: Sequence[_Group | SourceSettings]
     problems: int
     max_problems: int
@@ -1029,9 +933,7 @@ class _ProbeTeacherPool(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeTeacherPoolSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeTeacherPoolSettings]) -> Plan: ...
 
-class ProbeReplaySettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ProbeReplaySettings(StageSettings, Arguments, total=False):
     arm: Literal['vanilla', 'projected', 'projected_random', 'two_sided']
     """One of vanilla, projected, projected_random, two_sided."""
     student: _Group | PolicySettings | str
@@ -1060,9 +962,7 @@ class _ProbeReplay(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeReplaySettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeReplaySettings]) -> Plan: ...
 
-class ProbeScoreSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ProbeScoreSettings(StageSettings, Arguments, total=False):
     placebos: int
     """Draws of each of five families; T4e ranks v among three of them and needs 999 placebos in these."""
 
@@ -1072,9 +972,7 @@ class _ProbeScore(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeScoreSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeScoreSettings]) -> Plan: ...
 
-class ProbeUatSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ProbeUatSettings(StageSettings, Arguments, total=False):
     permutations: int
     placebos: int
     """Random directions of each of two families that T3 is compared with."""
@@ -1085,12 +983,7 @@ class _ProbeUat(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeUatSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeUatSettings]) -> Plan: ...
 
-class ProbeStartSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
-    env: _Group | Mapping[str, Any] | str
-    sandbox: str
-    """`none` runs the agent's commands unprotected on this machine; every row records it."""
+class ProbeStartSettings(EnvStageSettings, Arguments, total=False):
     base: _Group | PolicySettings | str
     teacher: _Group | PolicySettings | str
     alpha: float | None
@@ -1108,9 +1001,7 @@ class _ProbeStart(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeStartSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeStartSettings]) -> Plan: ...
 
-class ProbeCompareSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ProbeCompareSettings(StageSettings, Arguments, total=False):
     resamples: int
 
 class _ProbeCompare(_Function):
@@ -1119,9 +1010,7 @@ class _ProbeCompare(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeCompareSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeCompareSettings]) -> Plan: ...
 
-class ProbeWatchSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ProbeWatchSettings(StageSettings, Arguments, total=False):
     placebos: int
     """Draws of each of five families; three of them are a null for the alarm."""
     permutations: int
@@ -1137,9 +1026,8 @@ class _ProbeWatch(_Function):
     def __call__(self, *runs: Run, **settings: Unpack[ProbeWatchSettings]) -> ReadableRun: ...
     def plan(self, *runs: Run, **settings: Unpack[ProbeWatchSettings]) -> Plan: ...
 
-class ProbePlotSettings(Arguments, total=False):
-    seed: int
-    """All randomness of the stage comes from here."""
+class ProbePlotSettings(StageSettings, Arguments, total=False):
+    pass
 
 class _ProbePlot(_Function):
     """Draw the probe's figures, as PNG and CSV."""

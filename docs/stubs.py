@@ -44,12 +44,14 @@ class _Function:
 def stubs() -> str:
     """Return the groups of all stages, then the functions."""
     configs = {name: load_stage(name).config for name in STAGES}
-    groups = dict.fromkeys(group for config in (Arguments, *configs.values()) for group in _inside(config))
+    groups = dict.fromkeys(group for config in (Arguments, *configs.values()) for group in _needed(config))
     executors = ", ".join(f'"{name}"' for name in EXECUTORS if EXECUTORS.ships(name))
     lines = [HEAD, f"Submitted = Literal[{executors}]", '"""Where a chain is submitted to."""', ""]
-    lines += ["class Arguments(TypedDict, total=False):", *_fields(Arguments)]
+    lines += ["class Arguments(TypedDict, total=False):", *_fields(Arguments).values()]
     for group in groups:
-        lines += ["", f"class {_title(group)}(TypedDict, total=False):", *_fields(group)]
+        base = _base(group)
+        own = [text for name, text in _fields(group).items() if not base or name not in base.model_fields]
+        lines += ["", f"class {_title(group)}({_title(base) if base else 'TypedDict'}, total=False):", *own]
     functions, of_probe = list[str](), list[str]()
     for name, config in configs.items():
         function = StageFunction(name)
@@ -57,7 +59,10 @@ def stubs() -> str:
         returns = OF_STAGE.get(name, NoneType).__name__.replace("NoneType", "ReadableRun")
         positional = function.positionals()
         first = "*runs: Run" if positional == "runs" else "*files: Run | Path | str"
-        lines += ["", f"class {kind}Settings(Arguments, total=False):", *_fields(config, positional)]
+        base = _base(config, positional)
+        own = [text for name, text in _fields(config, positional).items() if not base or name not in base.model_fields]
+        above = f"{_title(base)}, Arguments" if base else "Arguments"
+        lines += ["", f"class {kind}Settings({above}, total=False):", *(own or ["    pass"])]
         lines += ["", f"class _{kind}(_Function):", f'    """{STAGES[name].help}"""', ""]
         for method, result in (("__call__", returns), ("plan", "Plan")):
             lines.append(f"    def {method}(self, {first}, **settings: Unpack[{kind}Settings]) -> {result}: ...")
@@ -80,11 +85,17 @@ def stage_functions() -> str:
     return "\n".join(["    from composer_post_training.settings import (", *names, "    )"])
 
 
-def _inside(config: Group) -> Iterator[Group]:
-    """Yield the groups inside of a group, innermost first."""
-    for field in config.model_fields.values():
-        for group in _groups(field.annotation):
-            yield from (*_inside(group), group)
+def _needed(config: Group) -> Iterator[Group]:
+    """Yield the groups inside of a group and those that it extends, innermost first."""
+    inside = (group for field in config.model_fields.values() for group in _groups(field.annotation))
+    for group in (*inside, *filter(None, [_base(config)])):
+        yield from (*_needed(group), group)
+
+
+def _base(group: Group, positional: str = "") -> Group | None:
+    """Return the first base of a group of which it has all settings unchanged; None without one."""
+    fields = _fields(group, positional).items()
+    return next((b for b in group.__bases__ if b.model_fields and _fields(b).items() <= fields), None)
 
 
 def _groups(annotation: Any) -> Iterator[Group]:
@@ -99,8 +110,9 @@ def _title(group: Group) -> str:
     return f"{group.__name__.removesuffix('Config').removesuffix('Settings')}Settings"
 
 
-def _fields(group: Group, positional: str = "") -> Iterator[str]:
-    """Yield each setting with its type and its help."""
+def _fields(group: Group, positional: str = "") -> dict[str, str]:
+    """Return the lines of each setting, its type and its help, by its name."""
+    lines = dict[str, str]()
     told = {key: " ".join(text.split()) for key, _, text in describe_settings(group)}
     before = {
         name: decorator.info.json_schema_input_type
@@ -113,9 +125,10 @@ def _fields(group: Group, positional: str = "") -> Iterator[str]:
         types = [before.get(name), *(validator.json_schema_input_type for validator in validators)]
         accepted = [x for x in types if x not in (None, PydanticUndefined)] or [field.annotation]
         text = " | ".join(dict.fromkeys([*_types(accepted[0]), *["str", "Path"] * (InFile() in field.metadata)]))
-        yield f"    {name}: {f'Required[{text}]' if field.is_required() and name != positional else text}"
+        lines[name] = f"    {name}: {f'Required[{text}]' if field.is_required() and name != positional else text}"
         if told.get(name):
-            yield textwrap.indent(textwrap.fill(f'"""{told[name]}"""', 116), "    ")
+            lines[name] += "\n" + textwrap.indent(textwrap.fill(f'"""{told[name]}"""', 116), "    ")
+    return lines
 
 
 def _types(annotation: Any) -> list[str]:
