@@ -217,15 +217,22 @@ def read_arguments(model: Any, values: Mapping[str, Any]) -> Any:
 
 
 def typed_settings(stage: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the settings that options and --set stand for, the latter above the former."""
+    """Return the settings that options and --set stand for; `UsageError` for one that both give, with other values."""
     from composer_stages.runs import settings
     from composer_stages.runs.stage import load_stage
 
     loaded = load_stage(stage)
     short = {key: values.get(key.rpartition(".")[2]) for key, _, _ in settings.options(loaded.config)}
     short |= {loaded.limit_setting: values.get("limit")} if loaded.limit_setting else {}
-    layers = [settings.nested(key, value) for key, value in short.items() if value not in (None, [])]
-    return [*layers, *map(settings.assignment, values.get("set_") or ())]
+    layers = {key: settings.nested(key, value) for key, value in short.items() if value not in (None, [])}
+    assigned = [*map(settings.assignment, values.get("set_") or ())]
+    trees = [settings.dotted(settings.expanded(loaded.config, tree)) for tree in assigned]
+    for name, layer in layers.items():
+        for key, given in settings.dotted(settings.expanded(loaded.config, layer)).items():
+            if others := [tree[key] for tree in trees if str(tree.get(key, given)) != str(given)]:
+                option = "limit" if name == loaded.limit_setting else name.rpartition(".")[2]
+                raise UsageError("cli.option-and-setting", name=option, given=given, key=key, value=others[0])
+    return [*layers.values(), *assigned]
 
 
 def read_positionals(stage: str, words: Sequence[str]) -> tuple[list[dict[str, Any]], list[str]]:
