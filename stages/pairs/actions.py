@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from composer_stages import messages
+from composer_stages import envs, messages
 from composer_stages.envs import boundary
 from composer_stages.envs.base import ComparesOutcomes, Environment, Observation, Task
 from composer_stages.envs.bash import ActionError, parse_bash, same_observation
 from composer_stages.errors import InfrastructureError
 from composer_stages.messages import ToolCall
+from composer_stages.runs.run import Run
 
 PLAIN = re.compile(r"[a-zA-Z0-9_@%+=:,./\- \t]*")
 """Words that need no shell quotes, and blanks."""
@@ -150,9 +151,24 @@ form = lru_cache(65_536)(canonical)
 
 
 @lru_cache(65_536)
-def text_form(action: str) -> str:
-    """Return the canonical form of a text action, such as a program: without reasoning and outer blanks."""
-    return f"says: {messages.answer_text(action).strip()}"
+def text_form(action: str) -> str | None:
+    """Return the form of a text action, such as a program, without reasoning and outer blanks; None for no text."""
+    said = messages.answer_text(action).strip()
+    return f"says: {said}" if said else None
+
+
+@lru_cache(65_536)
+def any_form(action: str) -> str | None:
+    """Return the form of an action that may be a command, a call, or an answer; None for no text."""
+    return canonical(action) or (canonical_answer(action) if text_form(action) else None)
+
+
+def action_form(rollouts: Run) -> Form:
+    """Return the function that computes the canonical form of an action of these rollouts."""
+    env = rollouts.manifest.config.get("env")
+    if env is None:  # imported: nobody knows what their environment took for an action
+        return any_form
+    return text_form if envs.text_actions(env["name"]) else form
 
 
 def canonical_command(command: str) -> str:

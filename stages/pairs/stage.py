@@ -21,7 +21,7 @@ from composer_stages.envs.base import ComparesOutcomes, Environment, Task
 from composer_stages.envs.config import EnvStageConfig
 from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.layout import plural
-from composer_stages.pairs.actions import Form, form, text_form
+from composer_stages.pairs.actions import Form, action_form
 from composer_stages.pairs.blocks import NOTHING, ActionClasses, Array, StateBlock, StateGroup, equal_rows, to_numpy
 from composer_stages.pairs.config import Config
 from composer_stages.pairs.continuation import (
@@ -286,10 +286,10 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     with AnsweredStates(rollouts, answers, out.scratch("states")) as states:
         make = _environment_factory(rollouts, config)
         if make is not None:
-            _vote_by_outcome(states, tasks, make, _action_form(rollouts), out)
+            _vote_by_outcome(states, tasks, make, action_form(rollouts), out)
         passed = passed_by_rollout(rollouts.scan(ROLLOUT).rows(PASSED_COLUMNS))
         extraction = Extraction(states, answers, passed, respect=config.outcome == "respect")
-        pairs = extraction.pairs(_votes(states, _action_form(rollouts), by_text=make is None, out=out), tasks)
+        pairs = extraction.pairs(_votes(states, action_form(rollouts), by_text=make is None, out=out), tasks)
         continued = None
         if config.signal.rollouts:
             batches = list(pairs)  # in memory: pairs are few compared with their rollouts
@@ -313,7 +313,7 @@ def work(inputs: Inputs, config: Config, out: RunWriter) -> None:
     make = _environment_factory(rollouts, config)
     with AnsweredStates(rollouts, inputs.one("teacher_actions"), out.scratch("states")) as states:
         if make is not None:
-            _vote_by_outcome(states, tasks, make, _action_form(rollouts), out)
+            _vote_by_outcome(states, tasks, make, action_form(rollouts), out)
 
 
 def _refuse_continuing(rollouts: Run, config: Config) -> None:
@@ -403,12 +403,6 @@ def _environment_factory(rollouts: Run, config: Config) -> Callable[[], Environm
         return None
     make = EnvStageConfig(env=env, sandbox=config.sandbox).opener()
     return make if isinstance(make(), ComparesOutcomes) else None
-
-
-def _action_form(rollouts: Run) -> Form:
-    """Return the function that computes an action's canonical form."""
-    env = rollouts.manifest.config.get("env")
-    return text_form if env is not None and envs.text_actions(env["name"]) else form
 
 
 def _vote_by_outcome(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from composer_stages.endings import NOT_WHOLE
-from composer_stages.pairs.actions import ROUNDING, Ballot, canonical, decide
+from composer_stages.pairs.actions import ROUNDING, Ballot, Form, decide
 from composer_stages.pairs.states import in_random_share
 from composer_stages.policy.requests import price_bound
 from composer_stages.runs.kinds import Row
@@ -39,10 +39,11 @@ LAST_STEP = 8
 class SelectionState:
     """One state: its questions by teacher, its steps, the texts of the answers, and their cost in USD.
 
-    A text is None for a failed or truncated answer.
+    A text is None for a failed or truncated answer. form: computes an action's canonical form.
     """
 
     questions: dict[str, list[TeacherQuestion]]
+    form: Form
     steps: list[Row] = field(default_factory=list)
     answers: dict[str, list[str | None]] = field(default_factory=dict)
     costs: dict[str, list[float]] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class SelectionState:
         teachers = {name: self.answers.get(name, []) if name in names else [] for name in self.questions}
         steps = [step for step in self.steps if not step["truncated"]]
         texts = {text for texts in teachers.values() for text in texts if text is not None}
-        classes = {text: canonical(text) for text in texts | {step["action"] for step in steps}}
+        classes = {text: self.form(text) for text in texts | {step["action"] for step in steps}}
         for step in steps:
             yield Ballot(step["action"], teachers, classes)
 
@@ -85,14 +86,15 @@ def ask_selected(
     teachers: Sequence[TeacherConfig],
     selection: SelectionConfig,
     passed: Mapping[str, bool | None],
+    form: Form,
     out: RunWriter,
 ) -> Counter[str]:
     """Ask the selected teachers; return the number of questions not asked, by reason.
 
-    steps: the steps taken in each state, by its digest. passed: outcome of each rollout. All states and answers are in
-    memory, the conversations are not.
+    steps: the steps taken in each state, by its digest. passed: outcome of each rollout. form: computes an action's
+    canonical form. All states and answers are in memory, the conversations are not.
     """
-    states, spared = _states(by_teacher, steps), Counter[str]()
+    states, spared = _states(by_teacher, steps, form), Counter[str]()
     if selection.failed_only:
         all_passed = {d for d, state in states.items() if all(passed.get(step["rollout_id"]) for step in state.steps)}
         spared["passed"] = sum(len(questions) for d in all_passed for questions in states[d].questions.values())
@@ -158,12 +160,12 @@ class ExpectedGains:
 
 
 def _states(
-    questions_by_teacher: QuestionsByTeacher, steps: Iterable[tuple[str, list[Row]]]
+    questions_by_teacher: QuestionsByTeacher, steps: Iterable[tuple[str, list[Row]]], form: Form
 ) -> dict[str, SelectionState]:
     states: dict[str, SelectionState] = {}
     for name, questions in questions_by_teacher.items():
         for question in questions:
-            state = states.setdefault(question.state.digest, SelectionState({}))
+            state = states.setdefault(question.state.digest, SelectionState({}, form))
             state.questions.setdefault(name, []).append(question)
     for digest, rows in steps:
         states[digest].steps = rows

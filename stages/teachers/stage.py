@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from composer_stages.envs.config import EnvStageConfig
 from composer_stages.errors import Incomplete, UsageError
+from composer_stages.pairs.actions import action_form
 from composer_stages.pairs.evidence import PASSED_COLUMNS, passed_by_rollout
 from composer_stages.policy import available, open_policy
 from composer_stages.policy.base import FINAL, AsyncPolicy
@@ -88,7 +89,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         else:
             passed = passed_by_rollout(inputs.one("rollouts").scan(ROLLOUT).rows(PASSED_COLUMNS))
             steps = recorded.distinct.steps()
-            spared = ask_selected(by_teacher, steps, policies, config.teachers, config.selection, passed, out)
+            form = action_form(inputs.one("rollouts"))
+            spared = ask_selected(by_teacher, steps, policies, config.teachers, config.selection, passed, form, out)
         answers = AnswerSummary(recorded.distinct.rollout_ids())
         keys = (question.key for questions in by_teacher.values() for question in questions)
         out.table(TEACHER_ACTION, map(answers.add, (record["answer"] for record in out.journal.read(keys))))

@@ -508,3 +508,32 @@ def test_texts_are_actions_in_environments_with_text_actions(tmp_path: Path) -> 
     path = runner.execute("extract-pairs", given, extract_pairs.Config(), root=tmp_path).path
     (pair,) = Run(path).rows(PAIR)
     assert said["t"] in pair["chosen"] and said["m"] in pair["rejected"] and pair["votes_chosen"] == 2
+
+
+@pytest.mark.parametrize("env", [None, "code"])
+def test_answers_that_agree_are_a_majority_and_empty_ones_are_none(tmp_path: Path, env: str | None) -> None:
+    """In imported rollouts too, whose environment is not known; with a selection, the dearest teacher is spared."""
+    said = {"m": "No.", "t": "Yes.", "u": "Yes.", "v": "Yes.", "x": "", "y": ""}
+    with serving(lambda body, number: Reply(body=answer(said[body["model"]]))) as server:
+        at = {"base_url": server.url, "max_tokens": 64, "usd_per_mtok_in": 1.0}
+        if env is None:
+            row = {"messages": [user("Is it?"), assistant("No.")], "task_id": "t", "reward": 0}
+            rollouts = imported(tmp_path, jsonl(tmp_path / "chat.jsonl", row))
+        else:
+            files = [
+                jsonl(tmp_path / f"{name}.jsonl", {"prompt": name, "tests": ["assert f(1) == 2", "assert f(2) == 3"]})
+                for name in ("t", "e")
+            ]
+            options = {"name": env, "path": str(files[0]), "eval_path": str(files[1])}
+            config = collect.Config(policy={"model": "m", **at}, env=options, tasks=1, samples=1)
+            rollouts = Run(runner.execute("collect", {}, config, root=tmp_path).path)
+        found = []
+        for names in ("tuv", "xyt"):
+            teachers = [{"name": n, "model": n, **at, "usd_per_mtok_out": float(n == "v")} for n in names]
+            select = {"rule": "disagreement", "explore": 1e-9}
+            asked = replay_teachers.Config(teachers=teachers, selection=select)
+            answers = Run(runner.execute("replay-teachers", {"rollouts": rollouts}, asked, root=tmp_path).path)
+            found.append(extracted(tmp_path, {"rollouts": rollouts, "teacher_actions": answers}, compare="canonical"))
+            assert [row["teacher"] for row in answers.rows(TEACHER_ACTION)] == list(names.removesuffix("v"))
+    (pair,), empty = found[0].rows(PAIR), found[1].rows(PAIR)
+    assert (pair["chosen"], pair["rejected"], pair["votes_chosen"]) == ("Yes.", "No.", 2.0) and empty == []

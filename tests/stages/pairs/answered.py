@@ -46,7 +46,8 @@ def drawn(root: Path, seed: int, *, rollouts: int = 120, most_steps: int = 5) ->
             answers += [row | _answer(teacher, n, chance) | {"unit_id": f"{state}-{teacher}-{n}"} for n in range(asked)]
     chance.shuffle(answers)
     tasks = [{"task_id": f"task-{i}", "family": f"f{i % 2}", "data_json": "{}"} for i in range(rollouts // 4 + 1)]
-    first = Run(written(root, "collect/one", [(TASK, tasks), (ROLLOUT, told), (STEP, steps)]))
+    played = {"config": {"env": {"name": "kata"}}}  # where a text without a command is no action
+    first = Run(written(root, "collect/one", [(TASK, tasks), (ROLLOUT, told), (STEP, steps)], **played))
     asked = InputRef(stage="collect", path=str(first.path), fingerprint="0", content=first.manifest.content)
     second = written(root, "replay-teachers/two", [(TEACHER_ACTION, answers)], inputs={"rollouts": [asked]})
     return {"rollouts": first, "teacher_actions": Run(second)}

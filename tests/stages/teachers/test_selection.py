@@ -12,6 +12,7 @@ from support.server import Reply, answer, serving
 from composer_stages import collect, extract_pairs, replay_teachers
 from composer_stages.envs.kata.env import KataEnv
 from composer_stages.envs.kata.tasks import OPERATIONS
+from composer_stages.pairs.actions import form
 from composer_stages.pairs.evidence import passed_by_rollout
 from composer_stages.pairs.states import in_random_share
 from composer_stages.runs import runner, store
@@ -141,7 +142,7 @@ def state_of(number: int, student: str, **said: str) -> SelectionState:
     for name in PRICES:
         teacher = TeacherConfig(name=name, model=name, base_url="http://localhost/v1", max_tokens=9)
         questions[name] = [TeacherQuestion(teacher, teacher.identity(), state, lambda _: [], 0, 0)]
-    return SelectionState(questions, [step], spelled, {name: [1.0] for name in said})
+    return SelectionState(questions, form, [step], spelled, {name: [1.0] for name in said})
 
 
 def test_expected_gains_depend_on_the_agreeing_teachers() -> None:
