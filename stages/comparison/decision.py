@@ -29,6 +29,7 @@ from composer_stages.comparison.measure import (
     measure_sides,
 )
 from composer_stages.comparison.pairs import (
+    FEW_SAMPLES,
     ComparisonRules,
     ScoreSpan,
     SideTable,
@@ -212,7 +213,12 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     if rules.missing == "failed":  # what any side submitted is what all are measured on
         submitted = pa.concat_tables(tables)
         tables = [add_absent_tasks(table, submitted) for table in tables]
-    lost = [Counter(log.items["reason"].filter(pc.is_null(log.items["score"])).to_pylist()) for log in matched]
+    few = FEW_SAMPLES.format(config.of_samples[1])
+    lost = [
+        Counter(log.items["reason"].filter(pc.is_null(log.items["score"])).to_pylist())
+        + Counter({few: pc.sum(pc.equal(table["error_type"], few)).as_py() or 0})
+        for log, table in zip(matched, tables, strict=True)
+    ]
     letters = [name_side(index) for index in range(len(matched))]
     named = [
         SideTable(letter, log.name, table, reasons)
@@ -220,12 +226,15 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     ]
     numbers_of_pairs = [*combinations(range(len(matched)), 2)][: None if config.all_pairs else len(matched) - 1]
     pairs = [pair_sides(named[first], named[second], rules) for first, second in numbers_of_pairs]
-    differences, benchmark_of = measure_sides(pairs, rules, alpha), benchmarks_of(base)
+    differences, benchmark_of = measure_sides(pairs, rules, alpha), benchmarks_of(matched)
     is_mean, pairings = config.outcome == "mean", list[Pairing]()
     for at, ((first, second), pair) in enumerate(zip(numbers_of_pairs, pairs, strict=True)):
         both, outcomes, level = (matched[first], matched[second]), pair.outcomes, differences[at].alpha
         benchmarks = measure_benchmarks(outcomes, benchmark_of, rules, level)
-        differences[at] = keep_if_alike(differences[at], benchmarks)
+        differences[at] = keep_if_alike(differences[at], benchmarks, rules)
+        for assumed in (pair.worst, pair.best) if rules.missing == "bounds" else ():
+            rows = measure_benchmarks(assumed, benchmark_of, rules, level) if assumed else ()
+            differences[at] = keep_if_alike(differences[at], rows, rules)
         runs = [
             [log for log in matched if are_repeats(side, log)] + ([of_noise] if of_noise and side is base else [])
             for side in both

@@ -25,15 +25,16 @@ SETTINGS_OF_POLICY = ("score", "min_gain", "not_worse", "lower_is_better", "outc
 
 @dataclass(frozen=True)
 class MetricResult:
-    """What was shown of one metric: whether it passes, None where that is not shown."""
+    """What was shown of one metric: whether it passes, None where that is not shown; and the scores of all tasks."""
 
     metric: PolicyMetric
     passes: bool | None
     comparison: LogComparison
+    tasks: pa.Table
 
 
-def judge(sides: Sequence[ReadLog], config: Config) -> tuple[list[MetricResult], pa.Table]:
-    """Return what is shown of each metric of the policy, and the scores of all tasks in the first one."""
+def judge(sides: Sequence[ReadLog], config: Config) -> list[MetricResult]:
+    """Return what is shown of each metric of the policy."""
     given = [name for name in SETTINGS_OF_POLICY if getattr(config, name) != type(config).model_fields[name].default]
     if given or len(sides) != 2 + (config.noise is not None and len(config.paths) > 1):
         raise UsageError("comparison.policy-with-others", settings=given, sides=len(sides))
@@ -46,10 +47,10 @@ def judge(sides: Sequence[ReadLog], config: Config) -> tuple[list[MetricResult],
             comparison, tasks = compare(sides, settings_of(metrics[at], config), holm_level(p_values, number))
             difference = replace(comparison.differences[0], p_holm=p_holm)
             compared[at] = replace(comparison, differences=(difference,)), tasks
-    results = [
-        MetricResult(metric, passes(metric, each[0]), each[0]) for metric, each in zip(metrics, compared, strict=True)
+    return [
+        MetricResult(metric, passes(metric, comparison), comparison, tasks)
+        for metric, (comparison, tasks) in zip(metrics, compared, strict=True)
     ]
-    return results, compared[0][1]
 
 
 def passes(metric: PolicyMetric, comparison: LogComparison) -> bool | None:
@@ -57,8 +58,10 @@ def passes(metric: PolicyMetric, comparison: LogComparison) -> bool | None:
     difference = comparison.differences[0]
     if metric.not_worse is not None:
         return difference.not_worse
-    enough = GAINS if metric.better is True else (Decision.BETTER,)
-    return True if difference.decision in enough else None if difference.decision is Decision.UNDECIDED else False
+    if difference.decision not in GAINS or (metric.better is not True and difference.decision is not Decision.BETTER):
+        return None if difference.decision is Decision.UNDECIDED else False
+    least = -difference.high if comparison.lower_is_better else difference.low
+    return True if metric.better is True or least > (metric.better or 0) else None
 
 
 def all_pass(results: Sequence[MetricResult]) -> bool | None:

@@ -173,17 +173,18 @@ def weigh_alike(tests: Sequence[PairedTest], alpha: float = ALPHA) -> tuple[floa
     return float(mean), float(mean - below), float(mean + above)
 
 
-def benchmarks_of(log: ReadLog) -> Mapping[str, str]:
-    """Return the benchmark of each task by its id; empty where there is one benchmark alone."""
-    if log.id_columns[:-1] and log.id_columns[0] in BENCHMARKS:
-        tasks = pc.unique(log.items["task"]).to_pylist()
-        names = {task: ESCAPED.sub(r"\1", found[1]) for task in tasks if (found := BEFORE_ID.match(task))}
-    elif len(pc.unique(log.items["env"]).drop_null()) > 1:
-        rows = log.items.select(["task", "env"]).group_by(["task"], use_threads=False).aggregate([("env", "first")])
-        names = dict(zip(rows["task"].to_pylist(), rows["env_first"].to_pylist(), strict=True))
-    else:
-        names = {}
-    return names if len({*names.values()} - {None}) > 1 else {}
+def benchmarks_of(logs: Sequence[ReadLog]) -> Mapping[str, str]:
+    """Return the benchmark of each task by its id, as the first log of several has it; empty where none has several."""
+    names = dict[str, str]()
+    for log in logs:
+        if log.id_columns[:-1] and log.id_columns[0] in BENCHMARKS:
+            tasks = pc.unique(log.items["task"]).to_pylist()
+            of_log = {task: ESCAPED.sub(r"\1", found[1]) for task in tasks if (found := BEFORE_ID.match(task))}
+        else:
+            rows = log.items.select(["task", "env"]).group_by(["task"], use_threads=False).aggregate([("env", "first")])
+            of_log = dict(zip(rows["task"].to_pylist(), rows["env_first"].to_pylist(), strict=True))
+        names = of_log | names if len({*of_log.values()} - {None}) > 1 else names
+    return names
 
 
 def explain(difference: Difference, tests: Sequence[PairedTest], rules: ComparisonRules) -> Difference:
@@ -209,11 +210,22 @@ def explain(difference: Difference, tests: Sequence[PairedTest], rules: Comparis
     )
 
 
-def keep_if_alike(difference: Difference, rows: Sequence[Part]) -> Difference:
+def keep_if_alike(difference: Difference, rows: Sequence[Part], rules: ComparisonRules) -> Difference:
     """Return a difference undecided where the mean over benchmarks with equal weights does not show the same."""
-    directions = {Decision.BETTER_BY_LESS: Decision.BETTER}
-    decided = directions.get(difference.decision, difference.decision)
-    if not rows or decided not in (Decision.BETTER, Decision.WORSE) or decided is rows[-1].decision:
+    if not rows:
+        return difference
+    low, high = sorted(limit / rules.span.width for limit in (rows[-1].low, rows[-1].high))
+    margin = (rules.not_worse or 0.0) / abs(rules.span.width)
+    if difference.not_worse is not None and not (low > -margin if difference.not_worse else high < -margin):
+        difference = replace(difference, not_worse=None)
+    decided = {
+        Decision.BETTER: low > 0,
+        Decision.BETTER_BY_LESS: low > 0,
+        Decision.WORSE: high < 0,
+        Decision.NO_GAIN: high < rules.min_share,
+        Decision.NO_DIFFERENCE: -rules.min_share < low and high < rules.min_share,
+    }
+    if decided.get(difference.decision, True):
         return difference
     reasons = (*difference.reasons, Reason.of(ReasonKind.RESTS_ON_WEIGHTS, num=len(rows) - 1))
     return replace(difference, decision=Decision.UNDECIDED, reasons=reasons)

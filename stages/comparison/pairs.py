@@ -23,6 +23,8 @@ from composer_stages.runs.tables import with_column
 from composer_stages.terms import SamplingUnit
 from composer_stages.words import Sentence
 
+FEW_SAMPLES = "with fewer than {} samples"
+"""The reason of a task that has no `pass@K` or `pass^K`."""
 FEW_REPEATED = 0.25
 """The share of tasks up to which more samples than most tasks have are worth a note."""
 
@@ -144,7 +146,7 @@ def average_samples(
             pa.array(chance_of_k(passed.to_numpy(), of_num.to_numpy(), outcome, k), from_pandas=True)
             for passed, of_num in ((total, scored), (total, num), (pc.add(total, lacking), num))
         )
-        reason = pc.coalesce(groups["reason_first"], pa.scalar(f"fewer than {k} samples"))
+        reason = pc.coalesce(groups["reason_first"], pa.scalar(FEW_SAMPLES.format(k)))
     task = groups["task"]
     units = task
     if unit is not None:

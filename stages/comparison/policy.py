@@ -20,7 +20,7 @@ class PolicyMetric(BaseModel):
     not_worse: Annotated[float | None, Field(gt=0)] = None
     """B is not worse by this or more, in units of the score."""
     better: bool | Annotated[float, Field(gt=0)] | None = None
-    """B is better; where this is a number, not by less than it."""
+    """B is better; where this is a number, by more than it."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "PolicyMetric":

@@ -144,7 +144,7 @@ def markdown(comparison: "LogComparison", tasks: pa.Table, results: Sequence["Me
     """Return the result as a comment in Markdown: the decision, the sides or the policy, and the report folded."""
     first, *others = map(_spelled, [SENTENCES.text("gate", results)] if results else _decisions(comparison))
     head, *rows = ([_spelled(cell) for cell in row] for row in (_gate(results) if results else _sides(comparison)))
-    folded_report = escape(text(comparison, results) + flips(tasks, FLIPS, places=True))
+    folded_report = escape(text(comparison, results) + flips(tasks, results))
     details = f"<details><summary>report</summary>\n\n<pre>{folded_report}</pre>\n\n</details>\n"
     return "\n\n".join([f"**{first}**", *others, markdown_table(rows, head), details])
 
@@ -268,20 +268,22 @@ def _spent(found: "Spent | None") -> tuple[str, ...]:
     return f"{found.baseline:.4g}", f"{found.treatment:.4g}", f"difference {found.estimate:+z.3g}{limits}"
 
 
-def flips(tasks: pa.Table, most: int, places: bool = False) -> str:
+def flips(tasks: pa.Table, results: Sequence["MetricResult"], most: int = FLIPS, places: bool = True) -> str:
     """Return tables of the tasks on which each side differs most from the first; empty where none does.
 
-    places: with where each side's first sample is, a file and its record, or a rollout's address for `composer view`.
+    results: of a policy, each of which has its own. places: with where each side's first sample is, a file and its
+    record, or a rollout's address for `composer view`.
     """
-    return "".join(f"\n\n{_printed([block])}" for block in _flips(tasks, most, places))
+    return "".join(f"\n\n{_printed([block])}" for block in _flips(tasks, results, most, places))
 
 
-def _flips(tasks: pa.Table, most: int, places: bool) -> list[Block]:
+def _flips(tasks: pa.Table, results: Sequence["MetricResult"], most: int, places: bool) -> list[Block]:
     tables = list[TextTable]()
-    for letter in pc.unique(tasks["side"]).to_pylist():
-        rows, num = _most_different(tasks.filter(pc.equal(tasks["side"], letter)), most)
-        title = SENTENCES.text("flips", len(rows), num)
-        tables += [_flip_table(rows, letter, title, places)] if rows else []
+    for score, of_score in [(result.metric.score, result.tasks) for result in results] or [("", tasks)]:
+        for letter in pc.unique(of_score["side"]).to_pylist():
+            rows, num = _most_different(of_score.filter(pc.equal(of_score["side"], letter)), most)
+            title = SENTENCES.text("flips", len(rows), num, score)
+            tables += [_flip_table(rows, letter, title, places)] if rows else []
     in_pages = places and any(ROLLOUT_PAGE in cell for table in tables for row in table.rows for cell in row[3:])
     return [*tables, *([SENTENCES.text("address")] if in_pages else [])]
 
@@ -352,20 +354,20 @@ class PlottedInterval(NamedTuple):
 
 def page(comparison: "LogComparison", tasks: pa.Table, results: Sequence["MetricResult"] = ()) -> str:
     """Return one page without any other file: the decision, a plot for each comparison, and the report."""
-    title, *report = [*blocks(comparison, results), *_flips(tasks, FLIPS, places=True)]
+    title, *report = [*blocks(comparison, results), *_flips(tasks, results, FLIPS, places=True)]
 
-    def dots(of: "LogComparison", difference: Difference) -> list[tuple[float, float]]:
+    def dots(of: "LogComparison", of_score: pa.Table, difference: Difference) -> list[tuple[float, float]]:
         """Return the scores of tasks in A and beside it, of a comparison with A."""
         if of.binary or difference.baseline != "A":
             return []
-        plotted = tasks.filter(pc.equal(tasks["side"], difference.treatment)).slice(0, DOTS)
+        plotted = of_score.filter(pc.equal(of_score["side"], difference.treatment)).slice(0, DOTS)
         return list(zip(plotted["baseline"].to_pylist(), plotted["score"].to_pylist(), strict=True))
 
     template = load_template(__package__, "page.jinja", autoescape=True)
     return template.render(
         title=title,
         report=report,
-        shown=[result.comparison for result in results] or [comparison],
+        shown=[(result.comparison, result.tasks) for result in results] or [(comparison, tasks)],
         intervals=_intervals,
         dots=dots,
         mean_of=mean_of,

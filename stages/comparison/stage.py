@@ -1,5 +1,6 @@
 """What `compare` does: read the logs, compare every side with the first, and write the result."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -43,8 +44,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     del inputs
     sides = read_sides(config.logs, config.columns)
     if config.policy:
-        results, tasks = judge(sides, config)
-        comparison = results[0].comparison
+        results = judge(sides, config)
+        comparison, tasks = results[0].comparison, results[0].tasks
     else:
         results, (comparison, tasks) = [], compare(sides, config)
     content = document(comparison, results)
@@ -52,7 +53,8 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     out.count(planned=len(sides), done=len(sides))
     out.document("comparison", content)
     out.write_export(TASKS, partial(_write, tasks))
-    flips = report.flips(tasks, len(tasks), places=True) if config.flips else report.flips(tasks, report.FLIPS)
+    most = sys.maxsize if config.flips else report.FLIPS
+    flips = report.flips(tasks, results, most, places=config.flips)
     out.write_file("report.txt", f"{report.text(comparison, results)}{flips}\n")
     out.write_file("comparison.html", report.page(comparison, tasks, results))
     out.write_file("comparison.md", report.markdown(comparison, tasks, results))

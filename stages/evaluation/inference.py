@@ -138,16 +138,21 @@ class SignFlips:
         self.estimate_X = sums_XU.sum(1) / sizes_U.sum()
         self.exact = len(sizes_U) <= MAX_EXACT_UNITS
         random = np.random.default_rng(seed)
-        signs_RU, kinds = None, None
+        signs_RU = None
         if len(sums_XU) == 1 and not self.exact:
-            # In the order that the mirror image has, too, so that two sides that are exchanged draw the same signs.
+            # In the order that the mirror image has, too, so that two sides that are exchanged draw the same signs, and
+            # so do tasks of other names.
             towards = -1.0 if self.estimate_X[0] < 0 else 1.0
-            kinds, count_K = np.unique(towards * sums_XU[0].round(9) + 1j * sizes_U, return_counts=True)
+            unit_kinds = towards * sums_XU[0].round(9) + 1j * sizes_U
+            kinds, kind_U, count_K = np.unique(unit_kinds, return_inverse=True, return_counts=True)
             if len(kinds) < len(sizes_U) / 2:
                 # Units that are alike in sum and size are flipped together: a binomial number of them is positive.
                 signs_RU = 2.0 * random.binomial(count_K, 0.5, size=(num_flips + 1, len(count_K))) - count_K
                 signs_RU[0] = count_K
                 sums_XU, sizes_U = towards * kinds.real[None], kinds.imag
+            else:
+                order_U = np.argsort(kind_U, kind="stable")
+                sums_XU, sizes_U = sums_XU[:, order_U], sizes_U[order_U]
         self.normal = signs_RU is None and len(sizes_U) > MANY_UNITS
         if self.normal:
             squares_X = ((sums_XU - sizes_U * self.estimate_X[:, None]) ** 2).sum(1)

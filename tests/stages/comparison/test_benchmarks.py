@@ -1,7 +1,9 @@
 """Several benchmarks: a decision for each, and a mean in which they weigh alike."""
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,19 +20,27 @@ SHIFTS = {"large": (600, 90, 30), "b/c": (60, 2, 18), "d": (60, 3, 18)}
 """Of each benchmark its tasks, and how many the second side gains and loses."""
 
 
-def compared(folder: Path, column: str = "benchmark") -> LogComparison:
+def compared(
+    folder: Path,
+    column: str = "benchmark",
+    shifts: Mapping[str, tuple[int, int, int]] = SHIFTS,
+    of_first: str = "",
+    **settings: Any,
+) -> LogComparison:
+    """Two logs of benchmarks, of which one may be in the first alone."""
     paths = []
     for side in range(2):
         path = folder / f"{'ab'[side]}.csv"
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow([column, "id", "score"])
-            for name, (num, gained, lost) in SHIFTS.items():
+            for name, (num, gained, lost) in shifts.items():
                 before = [0] * gained + [1] * lost + [at % 2 for at in range(num - gained - lost)]
                 after = [1] * gained + [0] * lost + before[gained + lost :]
-                writer.writerows((name, at, (before, after)[side][at]) for at in range(num))
+                rows = ((name, at, (before, after)[side][at]) for at in range(num))
+                writer.writerows(() if side and name == of_first else rows)
         paths.append(str(path))
-    config = Config(paths=paths)
+    config = Config(paths=paths, **settings)
     return compare(read_sides(config.paths, config.columns), config)[0]
 
 
@@ -50,6 +60,20 @@ def test_better_over_all_tasks_and_worse_on_two_of_three_is_not_better(tmp_path:
     assert all(row.low <= row.estimate <= row.high for row in pairing.benchmarks)
     text = report.text(comparison)
     assert "depends on how the benchmarks are weighed" in text and "all, with equal weights" in text
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("of_first", ["", "small"])
+def test_what_a_large_benchmark_shows_of_all_tasks_passes_no_gate(tmp_path: Path, of_first: str, reverse: bool) -> None:
+    """A loss of 30 of the 60 tasks of a small benchmark, or all of them missing, is less than a point of all tasks."""
+    shifts = {"large": (8000, 0, 0), "small": (60, 0, 0 if of_first else 30)}
+    shifts = dict(reversed(shifts.items())) if reverse else shifts
+    (difference,) = compared(tmp_path, shifts=shifts, of_first=of_first, not_worse=0.02).differences
+    assert difference.low > -0.02 and difference.not_worse is None
+    (difference,) = compared(tmp_path, shifts=shifts, of_first=of_first, not_worse=0.6).differences
+    assert difference.not_worse is True
+    (difference,) = compared(tmp_path, shifts={**shifts, "small": (60, 0, 0)}).differences
+    assert difference.decision is Decision.UNDECIDED, "the small benchmark may differ by more than two points"
 
 
 def test_parts_of_one_benchmark_are_pooled(tmp_path: Path) -> None:

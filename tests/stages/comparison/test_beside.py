@@ -1,5 +1,6 @@
 """What stands beside a decision: positions, costs, noise of repeats, clusters, judges, a policy over several scores."""
 
+import re
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,6 +244,7 @@ def test_the_spread_of_judges_is_in_the_interval(tmp_path: Path) -> None:
         ('{score = "acc", not_worse = 0.05}, {score = "f1", better = true}', [True, True], 0),
         ('{score = "acc", not_worse = 0.001}, {score = "f1", better = true}', [None, True], 3),
         ('{score = "acc", better = 0.02}, {score = "f1", better = 0.5}', [False, False], 1),
+        ('{score = "f1", better = 0.14}, {score = "f1", better = 0.1}', [None, True], 3),
         ('{score = "f1", direction = "lower", not_worse = 0.05}', [False], 1),
     ],
 )
@@ -258,14 +260,32 @@ def test_a_policy_passes_where_every_metric_of_it_does(
     ]
     (tmp_path / "gate.toml").write_text(f"metric = [{policy}]")
     config = Config(paths=paths, policy=str(tmp_path / "gate.toml"))
-    results, tasks = judge(read_sides(paths, config.columns), config)
+    results = judge(read_sides(paths, config.columns), config)
     assert [result.passes for result in results] == outcomes
     content = document_of(results[0].comparison, results)
     summary = summarize(results[0].comparison, content, results)
     assert summary["exit_code"] == code and [row["passes"] for row in content["policy"]] == outcomes
     text, comment = (write for write in (report.text, report.markdown))
     assert text(results[0].comparison, results).startswith("The gate passes" if code == 0 else "The gate")
-    assert summary["why"] in comment(results[0].comparison, tasks, results).replace("&#58;", ":")
+    assert summary["why"] in comment(results[0].comparison, results[0].tasks, results).replace("&#58;", ":")
+
+
+def test_each_metric_of_a_policy_shows_its_own_tasks(tmp_path: Path) -> None:
+    paths = [
+        table(tmp_path / f"{name}.jsonl", f1=[0.1, *rest], acc=[0.4] * 29 + [last])
+        for name, rest, last in (("a", [0.2] * 29, 0.5), ("b", [0.3] * 29, 0.6))
+    ]
+    (tmp_path / "gate.toml").write_text('metric = [{score = "f1", better = true}, {score = "acc", not_worse = 0.1}]')
+    config = Config(paths=paths, policy=str(tmp_path / "gate.toml"))
+    results = judge(read_sides(paths, config.columns), config)
+    first = results[0]
+    tables = report.flips(first.tasks, results)
+    assert "tasks that differ in f1 (20 of 29" in tables and tables.index("tasks that differ in acc") < tables.index(
+        "t29"
+    )
+    plots = report.page(first.comparison, first.tasks, results).split("<svg")[1:]
+    dots = [{*re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="2.5"', plot)} for plot in plots]
+    assert dots == [{("665.0", "145.0"), ("680.0", "115.0")}, {("710.0", "100.0"), ("725.0", "70.0")}]
 
 
 def test_rows_that_were_written_twice_are_noted(tmp_path: Path) -> None:
@@ -290,7 +310,7 @@ def test_a_log_that_was_cut_off_passes_no_gate(tmp_path: Path, not_worse: float 
         config = Config(paths=paths, **settings)
         sides = read_sides(paths, config.columns)
         if config.policy:
-            return judge(sides, config)[0][0].passes
+            return judge(sides, config)[0].passes
         return compare(sides, config)[0].differences[0].not_worse
 
     gate = {"not_worse": not_worse} if not_worse else {"policy": str(tmp_path / "gate.toml")}
@@ -309,7 +329,7 @@ def test_what_is_called_better_shares_one_level_and_not_worse_has_its_own(tmp_pa
     def gate(*metrics: str) -> list[bool | None]:
         (tmp_path / "gate.toml").write_text("\n".join(f"[[metric]]\n{metric}" for metric in metrics))
         config = Config(paths=paths, policy=str(tmp_path / "gate.toml"))
-        return [result.passes for result in judge(read_sides(paths, config.columns), config)[0]]
+        return [result.passes for result in judge(read_sides(paths, config.columns), config)]
 
     better = [f'score = "{name}"\nbetter = true' for name in names]
     assert gate(better[0]) == [True] and gate(*better) == [None] * 3

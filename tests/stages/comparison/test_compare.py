@@ -751,6 +751,16 @@ def test_what_counts_of_samples_is_chosen(tmp_path: Path, outcome: str, rates: t
     assert (outcome in report.text(comparison)) == (outcome != "mean")
 
 
+def test_a_task_with_too_few_samples_for_an_outcome_is_missing(tmp_path: Path) -> None:
+    """Of 200 tasks with two samples each B lacks the last sample of 120, as a log that was cut off does."""
+    rows = [{"id": f"t{at % 200}", "score": at % 2} for at in range(400)]
+    paths = [table(tmp_path / f"{name}.jsonl", side) for name, side in (("a", rows), ("b", rows[:280]))]
+    (difference,) = compared(*paths, outcome="pass@2", not_worse=0.05).differences
+    assert difference.missing and difference.missing.by_side == ({}, {"with fewer than 2 samples": 120})
+    assert difference.num_tasks == 80 and difference.not_worse is None and not difference.missing.holds
+    assert compared(*paths, outcome="pass@2", not_worse=0.05, missing="excluded").differences[0].not_worse is True
+
+
 def test_chances_of_k_samples_are_those_of_the_papers() -> None:
     passed, num = np.array([3.0, 0.0, 10.0, 1.0]), np.array([10.0, 10.0, 10.0, 4.0])
     expected = [1 - comb(n - c, 5) / comb(n, 5) if n >= 5 else np.nan for c, n in ((3, 10), (0, 10), (10, 10), (1, 4))]

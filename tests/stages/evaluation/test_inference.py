@@ -198,6 +198,9 @@ def test_the_same_data_give_the_same_numbers_and_swapping_the_arms_swaps_them():
     d_T, families = random.choice([-1, 0, 1], 300, p=[0.1, 0.6, 0.3]), random.integers(0, 60, 300)
     forth, again, back = (limits(differing(d, families)) for d in (d_T, d_T, -d_T))
     assert forth == again and forth == pytest.approx((-back[1], -back[0]), abs=1e-9)
+    scores_T = random.normal(0.1, 0.5, 300).clip(-1, 1)
+    named, renamed = (limits(differing(scores_T, labels)) for labels in (families, random.permutation(60)[families]))
+    assert named == pytest.approx(renamed, abs=1e-9), "units that all differ draw the same signs by any names"
 
 
 def test_sums_by_unit_do_not_depend_on_the_order_of_tasks():
