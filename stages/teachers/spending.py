@@ -11,6 +11,7 @@ import numpy as np
 
 from composer_stages.endings import NOT_WHOLE
 from composer_stages.layout import LEFT, RIGHT, aligned
+from composer_stages.messages import answer_text
 from composer_stages.runs import ledger
 from composer_stages.runs.kinds import Row
 from composer_stages.runs.run import Judgement
@@ -22,15 +23,17 @@ from composer_stages.words import Sentence
 class Spending:
     """One line of the table: a teacher, or all of them.
 
-    failed: no answer; truncated: cut off at `max_tokens`; unpriced: answers whose price is not known. A rollout costs
-    what the states cost that it recorded first. Latency is in seconds a step, over its samples and, for all, over its
-    teachers the slowest; for a local model a batch's time divided by its size.
+    failed: no answer; truncated: cut off at `max_tokens`; empty: whole, with nothing behind a thought; unpriced:
+    answers whose price is not known. A rollout costs what the states cost that it recorded first. Latency is in seconds
+    a step, over its samples and, for all, over its teachers the slowest; for a local model a batch's time divided by
+    its size.
     """
 
     teacher: str
     answers: int
     failed: int
     truncated: int
+    empty: int
     unpriced: int
     prompt_tokens: int
     cached_tokens: int
@@ -42,7 +45,7 @@ class Spending:
     p50_latency_s: float
     p95_latency_s: float
     answered: float
-    """Share of complete answers."""
+    """Share of complete answers that are not empty."""
 
 
 def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement:
@@ -84,6 +87,7 @@ def table(lines: Sequence[Spending]) -> str:
             line.answers,
             line.failed,
             line.truncated,
+            line.empty,
             line.prompt_tokens + line.completion_tokens,
             line.cached_tokens,
             f"{line.cost_usd:.4f}",
@@ -95,7 +99,7 @@ def table(lines: Sequence[Spending]) -> str:
         )
         for line in lines
     ]
-    counts = ("answers", "failed", "cut", "tokens", "cached")
+    counts = ("answers", "failed", "cut", "empty", "tokens", "cached")
     head = ("teacher", *counts, "USD", "USD/rollout", "p50", "p95", "p50 s/step", "p95 s/step")
     return aligned(cells, head, [LEFT, *[RIGHT] * (len(head) - 1)])
 
@@ -121,7 +125,9 @@ class Tally:
             self._counts[name] += row[name]
         self._by_rollout[row["rollout_id"]] += row["cost_usd"] or 0.0
         if complete:
-            self._counts["truncated"] += row["finish_reason"] in NOT_WHOLE
+            is_cut = row["finish_reason"] in NOT_WHOLE
+            self._counts["truncated"] += is_cut
+            self._counts["empty"] += not is_cut and not answer_text(row["action"]).strip()
             self._counts["unpriced"] += row["cost_usd"] is None
             self._states.append(hash(row["state_sha256"]))  # 8 bytes instead of 64 characters; only equality counts
             self._seconds.append(row["latency_s"])
@@ -135,7 +141,17 @@ class Tally:
             order = np.argsort(states, kind="stable")
             begins = np.flatnonzero(np.diff(states[order], prepend=states[order[0]] - 1))
             seconds = np.maximum.reduceat(np.array(self._seconds)[order], begins)
-        counted = ("answers", "failed", "truncated", "unpriced", "prompt_tokens", "cached_tokens", "completion_tokens")
+        counted = (
+            "answers",
+            "failed",
+            "truncated",
+            "empty",
+            "unpriced",
+            "prompt_tokens",
+            "cached_tokens",
+            "completion_tokens",
+        )
+        whole = self._counts["answers"] - sum(self._counts[name] for name in ("failed", "truncated", "empty"))
         return Spending(
             teacher=name,
             **{name: self._counts[name] for name in counted},
@@ -145,5 +161,5 @@ class Tally:
             p95_usd_per_rollout=float(np.quantile(costs, 0.95)),
             p50_latency_s=float(np.quantile(seconds, 0.5)),
             p95_latency_s=float(np.quantile(seconds, 0.95)),
-            answered=1.0 - (self._counts["failed"] + self._counts["truncated"]) / max(self._counts["answers"], 1),
+            answered=whole / max(self._counts["answers"], 1),
         )

@@ -162,6 +162,7 @@ def _report(
         done=total.answers - total.failed,
         failed=total.failed,
         truncated=total.truncated,
+        empty=total.empty,
         **({"not_asked": spared.total()} if spared else {}),
         **({"states_with_media": omitting} if omitting else {}),
     )

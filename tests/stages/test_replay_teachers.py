@@ -14,6 +14,7 @@ from support.engine import running
 from support.recorded_states import states_by_digest
 from support.runs import written
 from support.server import Reply, Server, answer, serving
+from support.transcripts import assistant, imported, jsonl, user
 
 from composer_stages import STAGES, replay_teachers
 from composer_stages.errors import Incomplete, UsageError
@@ -178,9 +179,11 @@ def half(body: dict[str, Any], n: int) -> Reply:
 
 
 CUT: dict[str, Any] = {**answer(""), "choices": [{"finish_reason": "length", "message": {"content": "a half"}}]}
+THOUGHT: dict[str, Any] = {**CUT, "choices": [{"finish_reason": "stop", "message": {"reasoning_content": "Hm."}}]}
 VERDICTS: dict[str, tuple[Callable[[dict[str, Any], int], Reply], dict[str, float], str, int]] = {
     "nothing but errors": (lambda body, n: Reply(400, {"error": {"message": "no such field"}}), {}, "INVALID-RUN", 1),
     "nothing but answers cut off": (lambda body, n: Reply(body=CUT), {}, "INVALID-RUN", 1),
+    "nothing but thoughts": (lambda body, n: Reply(body=THOUGHT), {}, "INVALID-RUN", 1),
     "half are errors": (half, {}, "TOO FEW ANSWERS", 1),
     "half are enough": (half, {"min_answered": 0.4}, "AFFORDABLE", 0),
     "dear by default": (lambda body, n: Reply(body=answer("x", cost=20.0)), {}, "TOO EXPENSIVE", 1),
@@ -189,12 +192,21 @@ VERDICTS: dict[str, tuple[Callable[[dict[str, Any], int], Reply], dict[str, floa
 }
 
 
+def test_where_nobody_was_asked_nothing_was_measured(tmp_path: Path, server: Server) -> None:
+    row = {"messages": [user("q"), {**assistant("a"), "weight": 0}], "task_id": "t", "reward": 1}
+    rollouts = imported(tmp_path, jsonl(tmp_path / "masked.jsonl", row))
+    run = replay(tmp_path, rollouts, [endpoint("one", server.url)])
+    assert run.manifest.summary["verdict"] == "INVALID-RUN" and not server.requests
+
+
 @pytest.mark.parametrize("case", VERDICTS)
 def test_the_verdict_is_the_exit_code(tmp_path: Path, collected: Collected, case: str) -> None:
     reply, settings, verdict, exit_code = VERDICTS[case]
     run = judged(tmp_path, collected(), reply, **settings)
     assert (run.manifest.summary["verdict"], run.manifest.outcome.exit_code) == (verdict, exit_code)
-    assert run.manifest.counts["truncated"] == run.manifest.counts["planned"] * ("cut off" in case)
+    planned = run.manifest.counts["planned"]
+    assert run.manifest.counts["truncated"] == planned * ("cut off" in case)
+    assert run.manifest.counts["empty"] == planned * ("thoughts" in case)
     report = (run.path / "report.txt").read_text()
     assert verdict in report and ("AFFORDABLE" in report) == (verdict == "AFFORDABLE")
 
