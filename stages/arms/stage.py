@@ -12,7 +12,7 @@ import orjson
 
 from composer_stages import envs
 from composer_stages.arms.config import Config
-from composer_stages.envs.base import Environment, Task
+from composer_stages.envs.base import FULL_REWARD, Environment, Task
 from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.evaluation import planner
 from composer_stages.evaluation.arm_comparison import EvalQuestion
@@ -49,8 +49,6 @@ PAIR_SET = 12
 """Hexadecimal digits of the digest that names a set of pairs."""
 NO_CONTROL = ("null", "none", "")
 """Texts that a file or an option gives for no control."""
-FULL_REWARD = 1 + 1e-6
-"""The most that shares which add up to 1 make, with what rounding adds."""
 LONG = frozenset({"transcript_json", "steps_json", "submission", "patch", "test_log", "metrics_json"})
 """Columns of an item that are not read where many items are."""
 

@@ -88,6 +88,10 @@ class Work:
     metrics: Mapping[str, float] | None = None
 
 
+FULL_REWARD = 1 + 1e-6
+"""The most that shares which add up to 1 make, with what rounding adds."""
+
+
 @dataclass(frozen=True)
 class Grade:
     """The verdict on one rollout. Every field is None where the environment does not know: unknown is never zero.
@@ -113,10 +117,10 @@ class Grade:
 
     @property
     def passed(self) -> bool | None:
-        """Return the verdict of the hidden tests, else whether the reward is full, else None."""
+        """Return the verdict of the hidden tests, else whether the reward is full; None on a scale above 1."""
         if self.hidden_pass is not None:
             return self.hidden_pass
-        return None if self.reward is None else self.reward >= 1
+        return None if self.reward is None or self.reward > FULL_REWARD else self.reward >= 1
 
 
 class HackPair(TypedDict):

@@ -80,7 +80,7 @@ def test_without_hidden_tests_a_full_reward_solves(tmp_path: Path) -> None:
     task = measured(tmp_path, {"a": [True]}).rows(TASK)[0]
     rollouts = [
         {"rollout_id": f"a#{i}", "task_id": "a", "reward": reward, "model": "m"}
-        for i, reward in enumerate((1.0, 0.5, 0.0, None))
+        for i, reward in enumerate((1.0, 0.5, 0.0, None, 30.0))  # of 100, which may be any share
     ]
     run = Run(written(tmp_path, "collect/rewards", [(TASK, [task]), (ROLLOUT, rollouts)]))
     (row,) = make(tmp_path, run, min_rollouts=3).rows(DIFFICULTY)
@@ -107,7 +107,7 @@ def test_report_counts_reasons(tmp_path: Path) -> None:
         "1  left out, solved by less than 10 %",
         "1  left out, solved by more than 90 %",
         "1  left out, impossible variants, whose passes are hacks",
-        "6  rollouts that could not be graded and count for nothing",
+        "6  rollouts that count for nothing: not graded, or with a reward above 1 and no verdict of tests",
         "2  tasks solved by all",
         "1  tasks solved by none",
         "1  tasks solved by less than all",
