@@ -599,12 +599,16 @@ def _errors(texts: Mapping[str, Any], none: Any) -> Any:
 
 
 def _costs(table: pa.Table, names: Sequence[str], is_csv: bool) -> Any:
-    """Return the first of these columns that holds numbers, null where it holds none that is a cost."""
+    """Return the number in the first of these columns that has one, null where none has one that is a cost.
+
+    Rows of several servers have different columns.
+    """
+    costs = pa.nulls(len(table), pa.float64())
     for name in names:
         with suppress(KeyError, pa.ArrowException):
             values = _numbers(table[name], is_csv)
-            return pc.if_else(pc.greater_equal(values, 0), values, None)
-    return pa.nulls(len(table), pa.float64())
+            costs = pc.coalesce(costs, pc.if_else(pc.greater_equal(values, 0), values, None))
+    return costs
 
 
 def _is_score(value: Any, is_csv: bool) -> bool:

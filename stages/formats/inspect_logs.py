@@ -251,7 +251,7 @@ def _rollout(record: Record, sample: Record) -> Trajectory:
         terminated_by=marked["terminated_by"] if marked else ended,
         error=error,
         sampling=(about.get("model_generate_config") or {}) | (plan.get("config") or {}),
-        prompt_tokens=usage.get("input_tokens"),
+        prompt_tokens=_tokens_read(usage),
         completion_tokens=usage.get("output_tokens"),
         cost_usd=usage.get("total_cost"),
         wall_s=sample.get("total_time"),
@@ -311,8 +311,18 @@ def _add_outputs(sample: Record, turns: list[ImportedTurn]) -> None:
         stop: Any = ((output.get("choices") or [{}])[0] or {}).get("stop_reason")
         usage = output.get("usage") or {}
         turn.finish_reason = FINISH_REASONS.get(stop, stop)
-        turn.prompt_tokens, turn.completion_tokens = usage.get("input_tokens"), usage.get("output_tokens")
+        turn.prompt_tokens, turn.completion_tokens = _tokens_read(usage), usage.get("output_tokens")
         turn.latency_s, turn.cost_usd = output.get("time"), usage.get("total_cost")
+
+
+def _tokens_read(usage: Record) -> int | None:
+    """Return all tokens of a prompt, of which `input_tokens` leaves out those read from a cache or written to one.
+
+    Older versions of Inspect count them there for OpenAI, which the total tells.
+    """
+    read, written = usage.get("input_tokens"), usage.get("output_tokens") or 0
+    cached = sum(usage.get(f"input_tokens_cache_{way}") or 0 for way in ("read", "write"))
+    return read + cached if read is not None and read + cached + written == usage.get("total_tokens") else read
 
 
 def _number(value: Any) -> float | None:

@@ -144,6 +144,19 @@ def test_costs_stand_beside_quality_and_what_is_unknown_is_no_zero(tmp_path: Pat
     assert compared(*bare).frontier is None and "not recorded, and no tokens" in report.text(compared(*bare))
 
 
+def test_tokens_of_rows_of_several_servers_have_different_names(tmp_path: Path) -> None:
+    names = ["prompt_tokens", "input_tokens"]
+    rows = [
+        {"id": at, "score": at % 2, **dict.fromkeys(names), names[at % 2]: 100 + 200 * (at % 2)} for at in range(40)
+    ]
+    currencies = [[{**row, "cost": 1, "currency": name} for row in rows] for name in ("USD", "EUR")]
+    paths = [str(jsonl(tmp_path / f"{at}.jsonl", *side)) for at, side in enumerate(currencies)]
+    (pairing,) = compared(*paths).pairings
+    read = next(cost for cost in pairing.costs if cost.quantity == "tokens read")
+    assert read.num_tasks == 40 and read.per_sample and read.per_sample.baseline == 200
+    assert [(each.name, each.baseline, each.treatment) for each in pairing.settings] == [("currency", "USD", "EUR")]
+
+
 def inspect_log(path: Path, passed: list[int], model: str = "m", **config: Any) -> str:
     samples = [
         {"id": at, "epoch": 1, "input": f"What is {at}?", "messages": [user(f"What is {at}?"), assistant("It is.")]}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from support.refusals import refused
 from support.transcripts import action, assistant, document, payloads, read, tool, user
 
@@ -51,6 +52,17 @@ def test_a_sample_is_a_rollout(tmp_path: Path) -> None:
     assert (rollout.reward, rollout.prompt_tokens) == (1.0, 8)
     assert [turn.finish_reason for turn in rollout.turns] == [None, "length"]
     assert rollout.sampling == {"temperature": 0.5, "max_tokens": 5}
+
+
+@pytest.mark.parametrize(("input_tokens", "total", "read_tokens"), [(8, 60, 58), (58, 60, 58), (8, 10, 8), (8, 0, 8)])
+def test_tokens_of_a_cache_are_tokens_read(tmp_path: Path, input_tokens: int, total: int, read_tokens: int) -> None:
+    """Beside `input_tokens` (Inspect 0.3.237), or among them, as older versions count those of OpenAI."""
+    usage = {"input_tokens": input_tokens, "output_tokens": 2, "total_tokens": total}
+    usage |= {"input_tokens_cache_read": 40, "input_tokens_cache_write": 10}
+    output = {"choices": [{"stop_reason": "stop"}], "usage": usage}
+    played = sample(model_usage={"openai/m": usage}, output=output)
+    (rollout,), _, _ = read(document(tmp_path / "log.json", log(played)))
+    assert rollout.prompt_tokens == rollout.turns[-1].prompt_tokens == read_tokens
 
 
 def test_scores_are_numbers_by_inspects_own_rule(tmp_path: Path) -> None:
