@@ -25,6 +25,7 @@ from typing import Annotated, Any, ClassVar
 
 import orjson
 
+from composer_stages import json_text
 from composer_stages.data_files import load_template
 from composer_stages.errors import ComposerError, Incomplete, UsageError
 from composer_stages.layout import aligned
@@ -197,17 +198,16 @@ class RecipeResult:
 
 def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> RecipeResult:
     """Run the recipe over rollouts (id, messages); its files stay in `folder`."""
-    dataset, result = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl"
+    dataset, result, ids = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl", set[str]()
+
+    def samples() -> Iterator[Row]:
+        for name, messages in rollouts:
+            ids.add(name)
+            text = "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+            yield {"id": name, "text": text, "messages": messages}
+
     with store.sealing(dataset) as file:
-        rows = (
-            {
-                "id": name,
-                "text": "\n\n".join(f"{message['role']}: {message['content']}" for message in messages),
-                "messages": messages,
-            }
-            for name, messages in rollouts
-        )
-        store.write_lines(file, rows)
+        store.write_lines(file, samples())
     # An interrupted attempt may have left a result and traces, which would be read as those of this one.
     shutil.rmtree(result.parent, ignore_errors=True)
     recipe = Path(config.recipe or "").expanduser()
@@ -222,12 +222,14 @@ def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConf
     if not result.exists():
         raise ComposerError("juicer-without-result", result=result)
     with result.open("rb") as lines:
-        results = [orjson.loads(line) for line in lines if line.strip()]
+        results = [json_text.loads(line) for line in lines if line.strip()]  # with NaN, as Python writes it
+    if strange := next((row for row in results if row.get("id") not in ids), None):
+        raise ComposerError("juicer-without-ids", id=strange.get("id"), keys=[*strange])
     reasons: dict[str, str] = {}
     for path in sorted(result.parent.rglob("trace/*.jsonl")):
         kind, _, operator = path.stem.partition("-")
         with path.open("rb") as file:
-            for trace in map(orjson.loads, file):
+            for trace in map(json_text.loads, file):
                 # A deduplicator traces pairs of equal samples (dup1 was kept), a filter the samples that it dropped.
                 if kind == "duplicate":
                     reasons[trace["dup2"]["id"]] = f"{operator}, like {trace['dup1']['id']}"

@@ -123,6 +123,16 @@ def test_error_of_data_juicer_is_reported(tmp_path: Path) -> None:
     refused(lambda: run_recipe([("a", [])], config, tmp_path), ComposerError, "no such operator", code="juicer-failed")
 
 
+def test_statistics_that_are_no_number_are_null_and_lost_ids_are_named(tmp_path: Path, recipe: str) -> None:
+    program = Path(stand_in(tmp_path / "elsewhere"))
+    config, script = JuicerConfig(recipe=recipe, command=str(program)), program.read_text()
+    said: list[tuple[str, list[dict[str, str]]]] = [("a", [{"role": "user", "content": "A" * 40}])]
+    program.write_text(script.replace('len(row["text"])}', 'float("nan")}'))
+    assert store.encode(run_recipe(said, config, tmp_path).statistics) == b'{"a":{"text_len":null}}'
+    program.write_text(script.replace("{**row,", '{**row, "id": 7,'))
+    refused(lambda: run_recipe(said, config, tmp_path), ComposerError, code="juicer-without-ids", id=7)
+
+
 def test_a_missing_program_or_one_in_this_environment_is_refused(tmp_path: Path, recipe: str) -> None:
     for command, code in (("/no/such/dj-process", "juicer-missing"), (sys.executable, "juicer-in-own-environment")):
         config = JuicerConfig(recipe=recipe, command=command)
