@@ -23,7 +23,7 @@ from support.server import Reply, answer, serving
 from support.trainings import ENV, LORA, checkpoint_bytes, metrics_of, settings, trained, words_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from composer_stages import collect, evaluate, export, train
+from composer_stages import collect, evaluate, export, extract_pairs, train
 from composer_stages.envs.base import Task
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.messages import Message
@@ -31,7 +31,7 @@ from composer_stages.policy import adapters
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import load_model
 from composer_stages.runs import runner, store
-from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, HINT, ROLLOUT, STEP, TRAINING_REWARD
+from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD
 from composer_stages.runs.run import Run
 from composer_stages.stopping import Interrupted
 from composer_stages.training.channels import CHANNELS
@@ -133,6 +133,17 @@ def test_what_cannot_be_trained_is_refused_before_the_first_rollout(tmp_path: Pa
 
 
 # Channels and teachers
+
+
+def test_a_pair_of_two_runs_counts_once(artifacts: Path, tiny: Path, pairs: Run) -> None:
+    """Two extractions from one collection, by other settings."""
+    given = {name: Run(Path(ref[0].path)) for name, ref in pairs.manifest.inputs.items()}
+    other = extract_pairs.Config(compare="canonical", outcome="ignore")
+    again = Run(runner.execute("extract-pairs", given, other, root=artifacts).path)
+    config = settings(tiny, weights={"sft": 1.0}, optimisation={"steps": 1}, pairs={"per_step": 2})
+    counts = Run(runner.execute("train", {"pairs": [pairs, again]}, config, root=artifacts).path).manifest.counts
+    number = len({row["pair_id"] for run in (pairs, again) for row in run.rows(PAIR)})
+    assert counts["pairs"] == number and counts["pairs_dropped_duplicate"] == len(pairs.rows(PAIR))
 
 
 def test_any_micro_batch_is_the_same_step(tmp_path: Path, artifacts: Path, tiny: Path, pairs: Run) -> None:

@@ -135,13 +135,17 @@ class PairSource(RowSource[TokenPair]):
         runs, settings, student = inputs.inputs["pairs"], inputs.config.pairs, inputs.student
         rows = chain.from_iterable(map(pairs_with_states, runs))
         token_pairs, lost = tokenise(rows, student.policy.tokenizer, settings.max_tokens)
+        # Runs of one collection share pairs, and each would count twice.
+        distinct = [*{pair.pair_id: pair for pair in token_pairs}.values()]
         cut = {"pairs_cut": len(lost.pop("cut"))} if "cut" in lost else {}
         dropped = {f"pairs_dropped_{reason}": len(ids) for reason, ids in lost.items()}
-        inputs.out.count(pairs=len(token_pairs), **cut, **dropped)
-        if not token_pairs:
+        if repeated := len(token_pairs) - len(distinct):
+            dropped["pairs_dropped_duplicate"] = repeated
+        inputs.out.count(pairs=len(distinct), **cut, **dropped)
+        if not distinct:
             reasons = ", ".join(f"{len(ids)} {reason}" for reason, ids in lost.items())
             raise UsageError("training.channels.no-pairs-left", run=runs[0].path, lost=reasons)
-        source = cls(token_pairs, settings.per_step, inputs.config.seed)
+        source = cls(distinct, settings.per_step, inputs.config.seed)
         if inputs.config.channels_that_need("reference"):
             # The reference is the model that training starts from.
             student.score(lambda: source.cache_reference(student.policy.model, ranks=student.ranks))
