@@ -65,9 +65,10 @@ def fit_plan(plan: TrainPlan, inputs: Inputs, tasks: Sequence[Task], out: RunWri
 def _abundant(plan: TrainPlan) -> int | None:
     """Return the bytes from which memory abounds, and beyond which none that is freed is kept; None where all may be.
 
-    So may a small model's, and on a GPU torch keeps the memory.
+    So may a small model's and one's of unknown size, and on a GPU torch keeps the memory.
     """
-    return None if plan.device != "cpu" or plan.small else round(resources.SPARE * estimate_memory(plan).total)
+    kept = plan.device != "cpu" or plan.small or plan.shape is None
+    return None if kept else round(resources.SPARE * estimate_memory(plan).total)
 
 
 class FreedMemory(TrainerCallback):

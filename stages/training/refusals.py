@@ -53,6 +53,9 @@ def _input_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
 def _process_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
     """Yield why several processes would take another step than one, or cannot share the rollouts of a step."""
     size, trl, count = plan.config.optimisation, plan.config.trl, plan.processes
+    rollouts = max(size.prompts_per_step // count, 1) * size.generations
+    if size.micro_batch and rollouts % min(size.micro_batch, rollouts):
+        yield UsageError("training.micro-batch-not-divided", micro_batch=size.micro_batch, rollouts=rollouts)
     if count == 1:
         return
     if plan.config.diloco.store is not None:
@@ -63,11 +66,6 @@ def _process_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
         yield UsageError("training.mean-per-pass", field=per_pass[0], count=count)
     if size.prompts_per_step % count:
         yield UsageError("training.prompts-not-shared", prompts_per_step=size.prompts_per_step, count=count)
-    rollouts = max(size.prompts_per_step // count, 1) * size.generations
-    if size.micro_batch and rollouts % min(size.micro_batch, rollouts):
-        yield UsageError(
-            "training.micro-batch-not-divided", micro_batch=size.micro_batch, count=count, rollouts=rollouts
-        )
 
 
 def _shard_refusals(plan: "TrainPlan") -> Iterator[UsageError]:

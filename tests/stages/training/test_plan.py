@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bnpo-of-processes": ({"optimisation": {**GROUPS, "loss_type": "bnpo"}}, TWO),
     "mean-per-pass": ({"trl": {"entropy_coef": 0.1}}, TWO),
     "prompts-not-shared": ({"optimisation": {**GROUPS, "prompts_per_step": 3}}, TWO),
-    "micro-batch-not-divided": ({"optimisation": {**GROUPS, "micro_batch": 3}}, TWO),
+    "micro-batch-not-divided": ({"optimisation": {**GROUPS, "micro_batch": 3}}, {}),
     "shares-of-dora": ({**SHARES, "adapter": {"dora": True}}, TWO),
     "shares-of-hint-teacher": ({**SHARES, "hints": {"teacher": "ema"}, "weights": {"sdpo": 1}}, TWO),
     "shares-of-cosines": ({**SHARES, "optimisation": {"gradient_cosine_every": 2}}, TWO),
