@@ -14,6 +14,7 @@ mean; after another `grace_s` any other does, from the same offers in the same o
 that is killed at any line below leaves a state from which the others continue.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -44,6 +45,7 @@ from composer_stages.runs.settings import dotted
 
 SNAPSHOT_EVERY = 25
 """Rounds between two stored states, each of which is as large as the weights twice over."""
+OBJECT = re.compile(r"s/\d{6}|r/\d{6}/(a/\d{4}|d/\d{4}(\.[0-9a-f]{16}){2}|commit\.json|mean)")
 READS = 3
 """Reads of an object that is damaged, before it counts as such: the damage may be in the transfer."""
 
@@ -162,9 +164,9 @@ class ObjectStore:
         if mine.round == self._rounds:
             self._keep(mine)
             return mine
-        if not self.bucket.keys("s/"):
+        if not self._keys("s/"):
             self._keep(mine)
-        newer = [key for key in self.bucket.keys("s/") if int(key[2:]) >= mine.round]
+        newer = [key for key in self._keys("s/") if int(key[2:]) >= mine.round]
         state: GlobalState | None = None
         for key in reversed(newer):
             if sealed := self._unsealed(key):  # else the one before, with its rounds' means
@@ -184,12 +186,13 @@ class ObjectStore:
             try:
                 self._commits[round_] = list(orjson.loads(data)["keys"])
             except (orjson.JSONDecodeError, KeyError, TypeError):
-                raise InfrastructureError("diloco.commit-damaged", url=self.bucket.url, round=round_) from None
+                key = f"r/{round_:06d}/commit.json"
+                raise InfrastructureError("diloco.object-damaged", url=self.bucket.url, key=key) from None
         return self._commits[round_]
 
     def _settle(self, round_: int) -> list[str] | None:
         """Create the commit when all expected offers are there, or a quorum after the grace period."""
-        keys = self.bucket.keys(f"r/{round_:06d}/")
+        keys = self._keys(f"r/{round_:06d}/")
         base = self._offered[round_].split(".")[1]
         # Offers from other start weights (a machine that computes otherwise) do not count.
         offers = {number(key): key for key in keys if "/d/" in key and key.split(".")[1] == base}
@@ -225,7 +228,7 @@ class ObjectStore:
             else:
                 unreadable.append(number(key))
         if not parts:
-            if self.bucket.keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
+            if self._keys("s/")[-1:] > [f"s/{round_:06d}"]:  # keys are sorted: a newer state exists
                 raise RoundDeleted
             raise InfrastructureError("diloco.no-offers-left", url=self.bucket.url, offers=len(keys), round=round_)
         encoded = encode(mean(list(parts.values())), OF_MEAN[self._settings.codec])
@@ -238,9 +241,13 @@ class ObjectStore:
             if stored is not None:
                 return stored
         if round_ >= 2:  # the offers before last: no replica needs them to repair a mean any more
-            gone = self.bucket.keys(f"r/{round_ - 2:06d}/")
+            gone = self._keys(f"r/{round_ - 2:06d}/")
             self.bucket.delete([key for key in gone if "/d/" in key or "/a/" in key])
         return Reduced.decoded(header, encoded)
+
+    def _keys(self, prefix: str) -> list[str]:
+        """Return the keys below a prefix that replicas wrote, sorted, without files of other programs (.DS_Store)."""
+        return [key for key in self.bucket.keys(prefix) if OBJECT.fullmatch(key)]
 
     def _unsealed(self, key: str) -> tuple[dict[str, Any], bytes] | tuple[()] | None:
         """Return an object's header and payload; None when there is no object, () when several reads are damaged."""
@@ -259,14 +266,14 @@ class ObjectStore:
 
     def _keep(self, state: GlobalState) -> None:
         """Store a state that is not there yet, and delete the means and states from before the last but one."""
-        states = self.bucket.keys("s/")
+        states = self._keys("s/")
         key = f"s/{state.round:06d}"
         if key in states:
             return
         self.bucket.create(key, state.sealed())
         if states:
             oldest = int(states[-1][2:])  # with the means since, it leads to the new state should that be damaged
-            means = [key for key in self.bucket.keys("r/") if key.endswith("/mean") and int(key[2:8]) < oldest]
+            means = [key for key in self._keys("r/") if key.endswith("/mean") and int(key[2:8]) < oldest]
             self.bucket.delete([*means, *(key for key in states if int(key[2:]) < oldest)])
 
 
@@ -282,7 +289,11 @@ def agree(bucket: Bucket, shared: Mapping[str, Any]) -> None:
     """Write the settings that all replicas share, or compare them with the stored ones; `UsageError` if they differ."""
     if bucket.create("run.json", store.encode(shared)):
         return
-    stored, local = dotted(orjson.loads(bucket.read("run.json") or b"{}")), dotted(orjson.loads(store.encode(shared)))
+    try:
+        stored = dotted(orjson.loads(bucket.read("run.json") or b""))
+    except orjson.JSONDecodeError:
+        raise InfrastructureError("diloco.object-damaged", url=bucket.url, key="run.json") from None
+    local = dotted(orjson.loads(store.encode(shared)))
     differing = [key for key in sorted(stored.keys() | local.keys()) if stored.get(key) != local.get(key)]
     if differing:
         key = differing[0]

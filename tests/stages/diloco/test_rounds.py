@@ -241,6 +241,19 @@ def test_replicas_of_other_settings_are_refused(bucket: Bucket):
     agree(bucket, {"settings": {"inner_steps": 20, "codec": "int8"}})
     with pytest.raises(UsageError, match=r"settings\.inner_steps is 20 there and 10 here"):
         agree(bucket, {"settings": {"inner_steps": 10, "codec": "int8"}})
+    bucket.write("run.json", b'{"settings": {')
+    with pytest.raises(InfrastructureError, match=r"run\.json is damaged"):
+        agree(bucket, {"settings": {"inner_steps": 20, "codec": "int8"}})
+
+
+def test_files_of_other_programs_are_left_alone(bucket: Bucket):
+    foreign = ["s/.DS_Store", "s/000000 (conflicted copy)", "r/000000/.nfs01", "r/000000/a/._0000", "r/.DS_Store"]
+    for key in foreign:
+        bucket.write(key, b"x")
+    pairs = started(bucket, settings(2), 60)
+    for _ in range(27):
+        held(pairs)
+    assert pairs[0][0].bytes() == pairs[1][0].bytes() and {*foreign} < {*bucket.keys("s/"), *bucket.keys("r/")}
 
 
 @pytest.mark.parametrize("url", ["bucket/run", "ftp://bucket/run", "file://relative", "az://container/run"])
