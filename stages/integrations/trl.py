@@ -88,6 +88,7 @@ class RolloutFunction:
         named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
         config = PolicyConfig(model=named, temperature=trainer.args.temperature, max_tokens=self._max_tokens)
         self._policy = LocalPolicy(model, trainer.processing_class, config)
+        trainer.eos_token_ids = sorted(self._policy.model_facts.end_ids)  # TRL tells by them what was cut off
         self.latest = play(
             self._make,
             self._policy,

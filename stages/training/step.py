@@ -395,6 +395,7 @@ class ComposedTrainer(ComposedStep, GRPOTrainer):
             rows=lambda batches, step: rows(self._played, step),
             **composed,
         )
+        self.eos_token_ids = sorted(policy.model_facts.end_ids)  # by which TRL tells rollouts that were cut off
         self.remove_callback(PrinterCallback)  # prints every log to stdout, which is for results
         self.use_vllm = rollouts.corrected  # in TRL's loss: it never asks a server of its own here
 

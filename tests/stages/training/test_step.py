@@ -147,6 +147,19 @@ def test_without_grpo_only_the_pairs_are_learnt_from(tmp_path: Path) -> None:
     assert all(torch.allclose(a, scale * b, rtol=1e-4, atol=1e-7) for a, b in zip(found, of_model, strict=True))
 
 
+def test_a_rollout_that_the_template_ends_is_not_cut_off(tmp_path: Path) -> None:
+    held = policy()
+    held.tokenizer.eos_token = "<|unk|>"  # as of base models, whose template ends an answer otherwise
+    held = LocalPolicy(held.model, held.tokenizer, PolicyConfig(model="tiny", max_tokens=2))
+    trainer = composed(tmp_path, held=held, settings=SETTINGS.model_copy(update={"steps": 1}))
+    trainer.train()
+    padding = held.tokenizer.pad_token_id  # which ends a row for TRL, too
+    last = [rollout.steps[-1].sample for rollout in trainer._played]
+    cut = [each.finish_reason == "length" and (each.completion_ids or [])[-1] != padding for each in last]
+    assert 0 < sum(cut) < len(cut)
+    assert trainer.state.log_history[0]["completions/clipped_ratio"] == pytest.approx(sum(cut) / len(cut))
+
+
 def test_dropout_is_off_as_in_dpo_trainer(tmp_path: Path) -> None:
     """GPT-2 has dropout by default: before the first update DPO's margin is 0 and its loss ln 2."""
     like = policy()
