@@ -13,7 +13,7 @@ The trainer stays TRL's, with all of its arguments. Contracts read from huggingf
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from composer_stages.integrations.trl import (
     tool_environments as tool_environments,
 )
 from composer_stages.messages import Message, parsed_calls, thoughts_apart
+from composer_stages.policy import background
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.tool_calls import declare_tools
 from composer_stages.probe.checks.alarm import CheckpointRollouts, alarm
@@ -107,8 +108,9 @@ def with_channels(trainer: type[GRPOTrainer] = GRPOTrainer) -> type[Any]:
     weights: of `dpo`, `simpo` and `sft` on pairs, of `sdpo` on hints, and of `grpo`, the trainer's own loss (1).
     pairs: rows with `prompt`, `chosen` and `rejected`, perhaps `tools` and `chat_template_kwargs`, as `DPOTrainer`
     takes and tokenises them.
-    hints: a function with the arguments of a reward function that returns a hint for each completion, or None. Where
-    there is one, the model learns what it predicts for the same completion behind the prompt with the hint.
+    hints: a function with the arguments of a reward function, asynchronous or not, that returns a hint for each
+    completion, or None. Where there is one, the model learns what it predicts for the same completion behind the prompt
+    with the hint.
     settings: the groups `pairs` and `hints` of `composer train`, such as `{"pairs": {"per_step": 8, "beta": 0.2}}`.
     max_tokens: of one forward pass, where a micro-batch with its share of the pairs does not fit into memory.
 
@@ -137,7 +139,7 @@ class _ChannelStep(ComposedStep):
         *args: Any,
         weights: Mapping[str, float] | None = None,
         pairs: Iterable[Row] = (),
-        hints: Callable[..., Sequence[str | None]] | None = None,
+        hints: Callable[..., Any] | None = None,
         settings: Mapping[str, Any] | None = None,
         **trl: Any,
     ) -> None:
@@ -212,8 +214,13 @@ class _ChannelStep(ComposedStep):
     ) -> Any:
         """Ask for hints where TRL asks for rewards, with the same arguments."""
         if self._hint is not None and self.model.training:
-            columns = {name: [row[name] for row in inputs] for name in inputs[0].keys() - {"prompt"}}
+            own = {"prompt", "completion", "completion_ids"}
+            columns: dict[str, Any] = {name: [row[name] for row in inputs] for name in inputs[0].keys() - own}
+            environments: Any = self.environments
+            columns |= {"trainer_state": self.state} | ({"environments": environments} if environments else {})
+            columns |= {"log_extra": self._log_completion_extra, "log_metric": self._log_metric}
             hints = self._hint(prompts=prompts, completions=completions, completion_ids=completion_ids_list, **columns)
+            hints = background.run(hints) if isinstance(hints, Coroutine) else hints
             if len(hints) != len(prompts):
                 raise BadInput("python.hints-of-other-length", hints=len(hints), completions=len(prompts))
             hinted_prompts = [

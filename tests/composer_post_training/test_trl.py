@@ -117,7 +117,8 @@ def test_a_hint_ends_a_prompt_of_every_form(prompt: Any, hinted: Any) -> None:
 def test_with_channels_learns_from_pairs_and_hints(tmp_path: Path) -> None:
     shown: list[tuple[str, str]] = []
 
-    def hints(prompts: Any, completions: Any, word: list[str], **columns: Any) -> list[str | None]:
+    async def hints(prompts: Any, completions: Any, word: list[str], trainer_state: Any, **columns: Any) -> Any:
+        assert trainer_state.max_steps == 2 and "log_metric" in columns
         shown.extend(zip(word, (prompt[0]["content"] for prompt in prompts), strict=True))
         return [None if text == "a" else "ab" for text in word]
 
