@@ -45,9 +45,11 @@ def places(model: Any, tokenizer: Any) -> dict[str, str]:
     config = model.config
     if config.model_type not in FAMILIES:
         raise BadInput("policy.gguf-family", family=config.model_type, families=FAMILIES)
-    rope = config.rope_parameters
-    if rope["rope_type"] != "default" or "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise BadInput("policy.gguf-attention", rope=rope["rope_type"])
+    rope, layers = config.rope_parameters["rope_type"], getattr(config, "layer_types", None) or ()
+    parts = {rope: rope != "default", "windows": "sliding_attention" in layers}
+    parts[config.hidden_act] = config.hidden_act != "silu"  # llama.cpp computes these families by it alone
+    if other := [name for name, is_other in parts.items() if is_other]:
+        raise BadInput("policy.gguf-attention", other=other)
     core = json.loads(tokenizer.backend_tokenizer.to_str())
     unread = core["model"]["type"] != "BPE" or core["model"].get("byte_fallback")
     if unread or _cut(core.get("pre_tokenizer") or {}) not in CUTS:

@@ -76,6 +76,7 @@ ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
     [
         ("gemma2", {}, "policy.gguf-family"),
         ("llama", {"rope_parameters": ROPE}, "policy.gguf-attention"),
+        ("llama", {"hidden_act": "gelu"}, "policy.gguf-attention"),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "policy.gguf-attention"),
         ("llama", {"cut": pre_tokenizers.Metaspace()}, "policy.gguf-tokenizer"),
     ],
