@@ -65,20 +65,21 @@ def export_run(run: Run, info: "CheckpointInfo | None", out: RunWriter) -> Path:
 def _write_model(run: Run, info: "CheckpointInfo", folder: Path) -> None:
     shutil.copytree(run.folder(), folder, dirs_exist_ok=True)
     adapter = (folder / "adapter_config.json").is_file()
-    named = info.start.model if HUB_ID.fullmatch(info.start.model) and not Path(info.start.model).exists() else None
-    # The JSON files of the weights may name the base by a path of this machine.
+    start, local, base = info.start.source, False, folder / "composer_base.json"
+    if base.is_file():  # of an adapter that was trained on another one, whose first base is not its own
+        below = store.read_json(base)
+        start, local = below["model"], below["weights"] != "hub"
+        store.write_json(base, _without_folders(below))
+    named = start if HUB_ID.fullmatch(start) and not (local or Path(start).exists()) else None
+    # The JSON files of the weights may name the base by a path of this machine, which may look like a hub id.
     for path in folder.glob("*config.json"):
         fields = store.read_json(path)
-        paths = (name for name in fields if name.endswith("name_or_path"))
-        names = [name for name in paths if isinstance(fields[name], str) and Path(fields[name]).is_absolute()]
-        if names:
+        paths = (name for name in fields if name.endswith("name_or_path") and isinstance(fields[name], str))
+        if names := [name for name in paths if local or Path(fields[name]).is_absolute()]:
             store.write_json(path, {**fields, **dict.fromkeys(names)})
-    base = folder / "composer_base.json"
-    if base.is_file():
-        store.write_json(base, _without_folders(store.read_json(base)))
     published = _write_about(run, folder)
     library, loader = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
-    # The hub id of the model that training began with, if it has one, is the card's base.
+    # The hub id of the model that was trained, if it has one, is the card's base.
     card = _card(published, info=info, base=named, adapter=adapter, library=library, loader=loader)
     store.write_sealed(folder / "README.md", escape_control_characters(card).encode())
 

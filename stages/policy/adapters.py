@@ -127,7 +127,8 @@ def save_adapter(trained: Any, base: AdapterBase, folder: Path) -> None:
     # Only the file gets the user's name: whenever peft saves, it looks for a config.json under the name in memory,
     # and would look for the user's name on the hub at every checkpoint.
     loaded_from = config.base_model_name_or_path
-    config.base_model_name_or_path = base.model
+    # Of an adapter's folder peft would load the base alone, without a word. For None it writes a name of its own.
+    config.base_model_name_or_path = "" if is_adapter(str(Path(base.model).expanduser())) else base.model
     try:
         trained.save_pretrained(folder, save_embedding_layers=False)
     finally:

@@ -499,9 +499,14 @@ def test_a_run_of_pairs_is_a_dataset_and_nothing_for_other_formats(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_model_folder_is_opened_by_peft_and_transformers(artifacts: Path, tiny: Path) -> None:
-    folder = exported(artifacts, trained(artifacts, tiny, adapter=LORA, **ONE_STEP), "hub").path / "hub"
+def test_a_model_folder_is_opened_by_peft_and_transformers(
+    artifacts: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.parent.parent)
+    relative = f"{tiny.parent.name}/{tiny.name}"  # as an id of the hub looks
+    folder = exported(artifacts, trained(artifacts, relative, adapter=LORA, **ONE_STEP), "hub").path / "hub"
     assert front_matter(folder)["library_name"] == "peft" and "base_model" not in front_matter(folder)
+    assert store.read_json(folder / "adapter_config.json")["base_model_name_or_path"] is None
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), folder)
     assert_nameless(folder, artifacts, tiny)
 
