@@ -212,6 +212,11 @@ def load_model(
             return _opened(source, config, revision, dtype=dtype, device_map="meta")[0], tokenizer
         model = _opened(source, config, revision, dtype=dtype)[0].to(_usable(device(config.device)))
         model_checks.require_finite(config, model)
+    # The template's end, too, where it is none of the model's (Qwen2.5, base): other programs stop at what is saved.
+    settings = model.generation_config
+    declared, ends = settings.eos_token_id, ModelFacts(config, tokenizer, settings, math.inf).end_ids
+    if not ends <= {*(declared if isinstance(declared, list) else [declared])}:
+        settings.eos_token_id = sorted(ends)
     return model, tokenizer
 
 
@@ -244,6 +249,7 @@ def _opened(source: str, config: PolicyConfig, revision: str | None, **options: 
             output_loading_info=True,
             **options,
         )
+    model_checks.make_writable(opened[0])
     return opened[0], opened[1]
 
 

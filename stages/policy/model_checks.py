@@ -4,10 +4,11 @@
 wrong is named by one sentence, as `BadInput`.
 """
 
+import copy
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -98,6 +99,22 @@ def require_complete(config: PolicyConfig, loading_info: Mapping[str, Any]) -> N
     clauses = [f"{len(names)} {fault} ({sorted(names)[0]})" for fault, names in faults if names]
     if clauses:
         raise BadInput("policy.tensors-differ", model=config.model, clauses=clauses)
+
+
+def make_writable(model: Any) -> None:
+    """Replace generation settings that transformers reads and refuses to write, which fails at the first checkpoint.
+
+    Of numbers for sampling without `do_sample` (Vicuna 1.5) that is set, as LLaMA-Factory does; else tokens alone stay.
+    """
+    given: Any = model.generation_config
+    sampling = copy.copy(given)
+    sampling.do_sample = True
+    tokens = GenerationConfig(bos_token_id=given.bos_token_id, eos_token_id=given.eos_token_id)
+    for settings in (given, sampling, tokens):
+        model.generation_config = settings
+        with suppress(ValueError):
+            settings.validate(strict=True)
+            return
 
 
 def require_finite(config: PolicyConfig, model: Any) -> None:

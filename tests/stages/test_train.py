@@ -17,6 +17,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from support.broken_models import broken
 from support.environments import GuessEnv
 from support.models import save_tiny
 from support.server import Reply, answer, serving
@@ -130,6 +131,12 @@ def test_what_cannot_be_trained_is_refused_before_the_first_rollout(tmp_path: Pa
         with pytest.raises(UsageError, match=words):
             trained(tmp_path, tiny, **more)
     assert not list(tmp_path.glob("train/2*"))
+
+
+def test_a_broken_folder_is_named(tmp_path: Path) -> None:
+    folder = broken("generation settings cut", tmp_path / "model")
+    with pytest.raises(BadInput, match=r"generation_config\.json"):
+        trained(tmp_path, folder)
 
 
 # Channels and teachers
@@ -329,6 +336,7 @@ def test_training_goes_on_from_an_adapter(tmp_path: Path, adapted: Run) -> None:
     first = adapted.folder(CHECKPOINT)
     second = trained(tmp_path, first, adapter=LORA, optimisation=ONE).folder(CHECKPOINT)
     assert torch.isfinite(scores(str(second), tmp_path)).all()
+    assert not store.read_json(second / "adapter_config.json")["base_model_name_or_path"]
     assert (trained(tmp_path, first, optimisation=ONE).folder(CHECKPOINT) / "model.safetensors").exists()
 
 

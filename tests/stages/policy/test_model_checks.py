@@ -1,5 +1,6 @@
 """Folders that hold no usable model are refused by name when they are opened, before anything is sampled or trained."""
 
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from support.broken_models import BROKEN, PLAIN, QUERY, broken, template
 from support.models import save_tiny, tiny_tokenizer
 from support.transcripts import assistant, system, user
 from tokenizers import normalizers
+from transformers import GenerationConfig
 
 from composer_stages.errors import BadInput
 from composer_stages.messages import least_tokens, opening_ids
@@ -74,6 +76,29 @@ def test_a_complete_folder_is_opened(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", characters=None)
     assert opened(folder).sample([Turn([{"role": "user", "content": "a"}], 0)])[0].completion_tokens
     assert "complete" in available.check(PolicyConfig(model=str(folder)))
+
+
+@pytest.mark.parametrize("settings", [{"do_sample": False, "temperature": 0.6, "top_k": 5}, {"pad_token_id": -1}])
+def test_generation_settings_that_transformers_does_not_write_are_saved(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    folder = save_tiny(tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [14, 2], **settings}))
+    model, _ = load_model(PolicyConfig(model=str(folder)), listener=lambda *_: None)
+    model.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == [14, 2] and saved.get("temperature") == settings.get("temperature")
+
+
+def test_a_saved_model_stops_where_its_template_ends_an_answer(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    for name, key, value in (("generation_config", "eos_token_id", 0), ("tokenizer_config", "eos_token", "<|unk|>")):
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    model, tokenizer = load_model(PolicyConfig(model=str(folder)), listener=lambda *_: None)
+    model.save_pretrained(tmp_path / "saved")
+    again = GenerationConfig.from_pretrained(tmp_path / "saved")
+    assert again.eos_token_id == [0, tokenizer.convert_tokens_to_ids("<|im_end|>")]
 
 
 def test_nan_log_probs_end_the_sampling(tmp_path: Path) -> None:
