@@ -66,7 +66,7 @@ def targets(model: Any) -> str | list[str]:
     return "all-linear" if fitting == kinds and not others else fitting
 
 
-def is_adapter(source: str) -> bool:
+def is_adapter(source: str | Path) -> bool:
     """Return whether this path is an adapter's folder."""
     return (Path(source) / CONFIG).is_file()
 
@@ -81,11 +81,15 @@ def describe_base(config: PolicyConfig, model: Any) -> AdapterBase:
     )
 
 
-def base_of(folder: Path, config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
-    """Return the settings that load an adapter's base, and the base's hub revision; `config` loads the adapter.
+def base_of(source: str | Path, config: PolicyConfig) -> tuple[PolicyConfig, str | None] | None:
+    """Return the settings that load an adapter's base, and the base's hub revision; None for what is no adapter.
 
-    `BadInput` when the folder has no record or no safetensors, or when the base is not what it was.
+    config: the settings that load the adapter. `BadInput` when its folder has no record or no safetensors, or when the
+    base is not what it was.
     """
+    folder = Path(source)
+    if not is_adapter(folder):
+        return None
     try:
         base = AdapterBase.model_validate(store.read_json(folder / RECORD))
     except (BadInput, ValidationError):

@@ -36,8 +36,8 @@ def tokenizer_is_here(config: PolicyConfig) -> bool:
     if maker := base.real_models(config.model):
         return not maker.to_make(config.model)
     if config.folder.is_dir():
-        if adapters.is_adapter(str(config.folder)):
-            return tokenizer_is_here(adapters.base_of(config.folder, config)[0])
+        if base_and_revision := adapters.base_of(config.folder, config):
+            return tokenizer_is_here(base_and_revision[0])
         return (config.folder / "tokenizer_config.json").is_file()
     from huggingface_hub import try_to_load_from_cache
 
@@ -82,8 +82,8 @@ def _read_model_context(config: PolicyConfig) -> int | None:
     if real and (header := real.header(config.model)):
         return header.number("context_length") or None
     folder = config.folder
-    if adapters.is_adapter(str(folder)):
-        return _read_model_context(adapters.base_of(folder, config)[0])
+    if base_and_revision := adapters.base_of(folder, config):
+        return _read_model_context(base_and_revision[0])
     if not folder.is_dir():
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -182,9 +182,8 @@ def _describe_weights(config: PolicyConfig) -> str:
     from composer_stages.policy.local import check_folder, load_tokenizer, resolve
 
     source = resolve(config, listener=lambda title, done, total: None)
-    if adapters.is_adapter(source):
-        start, _ = adapters.base_of(Path(source), config)
-        return Sentence("policy.adapter-available", base=check(start), model=config.model)
+    if base_and_revision := adapters.base_of(source, config):
+        return Sentence("policy.adapter-available", base=check(base_and_revision[0]), model=config.model)
     folder = Path(source)
     if not folder.is_dir():
         load_tokenizer(source, config)

@@ -10,7 +10,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,9 +54,8 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
 def open_tokenizer(config: PolicyConfig, *, listener: Listener, revision: str | None = None) -> Any:
     """Load a model's tokenizer, of an adapter that of its base; a model that Composer makes is made first."""
     source = resolve(config, listener=listener, revision=revision)
-    if adapters.is_adapter(source):
-        below, commit = adapters.base_of(Path(source), config)
-        return open_tokenizer(below, listener=listener, revision=commit)
+    if base_and_revision := adapters.base_of(source, config):
+        return open_tokenizer(base_and_revision[0], listener=listener, revision=base_and_revision[1])
     return load_tokenizer(source, config, revision)
 
 
@@ -195,8 +193,8 @@ def load_model(
     (model_checks.py), or an adapter whose base has changed.
     """
     source = resolve(config, listener=listener, revision=revision)
-    if adapters.is_adapter(source):
-        below, commit = adapters.base_of(Path(source), config)
+    if base_and_revision := adapters.base_of(source, config):
+        below, commit = base_and_revision
         base_model, tokenizer = load_model(below, listener=listener, empty=empty, revision=commit)
         if empty:
             return base_model, tokenizer

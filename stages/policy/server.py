@@ -315,7 +315,7 @@ def cpu_cache_bytes() -> int:
 def base_of(config: PolicyConfig) -> tuple[PolicyConfig, str | None]:
     """Return the settings of the model that a server must hold (an adapter's base), and its hub revision."""
     local = config.in_process()
-    return adapters.base_of(Path(local.model), local) if adapters.is_adapter(local.model) else (local, None)
+    return adapters.base_of(local.model, local) or (local, None)
 
 
 def rank_of(source: str) -> int:

@@ -395,16 +395,16 @@ class VllmPolicy:
     ) -> "VllmPolicy":
         """Open the policy on a server by its URL; an adapter is loaded into the server of its base."""
         source = resolve(config.in_process(), listener=listener)
-        folder = Path(source) if adapters.is_adapter(source) else None
-        below, revision = adapters.base_of(folder, config.in_process()) if folder else (config.in_process(), None)
+        base_and_revision = adapters.base_of(source, config.in_process())
+        below, revision = base_and_revision or (config.in_process(), None)
         model = resolve(below, listener=listener)
         tokenizer = load_tokenizer(model, config, revision)
         with model_checks.translate_errors(config):
             generation_config = GenerationConfig.from_pretrained(model, revision=revision or "main")
         policy = cls(config, tokenizer, generation_config, url, server)
-        if folder is not None:
-            name = f"adapter-{store.folder_sha256(folder)[:12]}"
-            policy.load(name, folder)
+        if base_and_revision:
+            name = f"adapter-{store.folder_sha256(Path(source))[:12]}"
+            policy.load(name, Path(source))
             policy.sample_from(name)
         return policy
 

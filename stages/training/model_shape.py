@@ -131,8 +131,8 @@ def model_shape(policy: PolicyConfig) -> ModelShape | None:
     from composer_stages.training.scoring import PACKED, PADDED, try_scoring
 
     source = str(Path(policy.model).expanduser())
-    if adapters.is_adapter(source):
-        return model_shape(adapters.base_of(Path(source), policy)[0])
+    if base_and_revision := adapters.base_of(source, policy):
+        return model_shape(base_and_revision[0])
     try:
         repo, commit = base.hub_id(policy.model)
         path = source if Path(source).is_dir() else hub.source(repo, commit)
