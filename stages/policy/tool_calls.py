@@ -236,13 +236,15 @@ def _call(text: str) -> ToolCall:
         value = json_text.loads(text)
     except UNREADABLE:
         value = None
-    named = [name for name in ARGUMENTS if name in value] if isinstance(value, dict) else []
-    other = isinstance(value, dict) and not named and value.keys() - {"name", "type", "id"}
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or other:
+    call: dict[str, Any] = value if isinstance(value, dict) else {}
+    key_of_arguments = next((key for key in ARGUMENTS if key in call), None)
+    has_other_key = key_of_arguments is None and call.keys() - {"name", "type", "id"}
+    if not isinstance(call.get("name"), str) or has_other_key:
         name = re.search(r'"name"\s*:\s*"([^"]*)"', text)
         return ToolCall(name[1] if name else "", text.strip())
-    body = value[named[0]] if named else {}
-    return ToolCall(value["name"], body if isinstance(body, str) else json.dumps(body, ensure_ascii=False))
+    arguments = call[key_of_arguments] if key_of_arguments else {}
+    as_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(call["name"], as_text)
 
 
 def _objects(text: str, between: str) -> list[str]:

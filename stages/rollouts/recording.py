@@ -138,8 +138,8 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
         teacher, player = sample.teacher or (None, policy.config)
         used = {"temperature": player.temperature, "max_tokens": player.max_tokens, "top_p": 1.0, "top_k": 0}
         # The version counts the optimiser steps of a policy under training, which may change from turn to turn.
-        level = policy.capture_level if sample.teacher is None else "text"
-        level = "logprobs" if level == "text" and sample.logprobs else level  # of a server that was asked for them
+        captured = policy.capture_level if sample.teacher is None else "text"
+        captured = "logprobs" if captured == "text" and sample.logprobs else captured  # of a server asked for them
         version = {} if sample.policy_version is None else {"policy_version": sample.policy_version}
         # False where the history was cut, or where the chat template renders old messages anew (a dropped <think>,
         # say).
@@ -159,7 +159,7 @@ def step_rows(rollout: LiveRollout, policy: Policy) -> list[Row]:
             "reward": (rollout.grade.reward if last else 0.0) if scored else None,
             "done": last,
             "terminated_by": rollout.terminated_by if last else None,
-            "capture_level": level,
+            "capture_level": captured,
             "prompt_len": None if prompt is None else len(prompt),
             "prompt_delta_token_ids": None if prompt is None else prompt[len(prefix) :] if prefix_ok else prompt,
             "prefix_ok": prefix_ok,
