@@ -21,11 +21,6 @@ BLANKS = {" ": "\ue000", "\n": "\ue001", "\t": "\ue002"}
 TO_PRIVATE, FROM_PRIVATE = str.maketrans(BLANKS), str.maketrans({private: blank for blank, private in BLANKS.items()})
 
 
-def signed(share: float) -> str:
-    """Return a difference of shares in points, with its sign: "+4.2"."""
-    return f"{100 * share:+z.1f}"
-
-
 FORMATS: dict[str, Callable[..., Any]] = {
     **FILTERS,
     "bar": lambda share: f"{100 * share:g} points",
@@ -35,7 +30,7 @@ FORMATS: dict[str, Callable[..., Any]] = {
     "percent": display.percent,
     "plural": layout.plural,
     "share": lambda share, digits: f"{share:.{digits}%}",
-    "signed": signed,
+    "signed": display.signed,
     "significant": lambda value: f"{value:.2g}",
     "size": lambda share: f"{100 * share:.1f}",
     "whole": lambda value: f"{value:.0f}",

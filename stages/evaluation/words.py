@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from composer_stages.evaluation.difference import Difference, PermutationTest
 from composer_stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units
-from composer_stages.evaluation.sentences import Sentences, signed
+from composer_stages.evaluation.sentences import Sentences
 from composer_stages.evaluation.verdict import LIMITS, EvalVerdict
 from composer_stages.layout import p_value
 from composer_stages.runs import display
@@ -15,8 +15,8 @@ RECOMMENDED_SEEDS = 5
 
 def points(difference: Difference) -> str:
     """Return a difference in percentage points with its interval and p-value."""
-    interval = f"[{signed(difference.low)}, {signed(difference.high)}]"
-    return f"{signed(difference.estimate)} points {interval}, {p_value(difference.p_value)}"
+    low, high = display.signed(difference.low), display.signed(difference.high)
+    return f"{display.signed(difference.estimate)} points [{low}, {high}], {p_value(difference.p_value)}"
 
 
 def percent(rate: float | None) -> str:
@@ -30,11 +30,6 @@ def _interval(difference: Difference) -> str:
     return f"{display.points(difference.estimate)} [{low}, {high}] points"
 
 
-def _rarest_failure(num_seeds: int) -> str:
-    """Return the share of trainings that must fail for one of so many to fail with a chance of 95 %."""
-    return f"{100 * (1 - ALPHA ** (1 / num_seeds)):.0f}"
-
-
 SENTENCES = Sentences(
     "composer_stages.evaluation",
     "verdict.jinja",
@@ -43,7 +38,8 @@ SENTENCES = Sentences(
     interval=_interval,
     fewest_units=fewest_units,
     setting_of_limit=LIMITS,
-    rarest_failure=_rarest_failure,
+    # The share of trainings that must fail for one of so many to fail with a chance of 95 %.
+    rarest_failure=lambda num_seeds: f"{100 * (1 - ALPHA ** (1 / num_seeds)):.0f}",
     fewest_seeds=MIN_SEEDS,
     recommended_seeds=RECOMMENDED_SEEDS,
 )

@@ -446,9 +446,10 @@ def watch_png(rows: list[Row], threshold: float | None) -> bytes:
         middle.set_ylabel("alignment, in sd of random")
         first = next((row["step"] for row in rows if row["alarm"]), None)
         alarm = "" if threshold is None else "no alarm so far" if first is None else f"alarm after {first} steps"
-        set_title(top, "Do the rewards push this training toward the hack?", alarm)
-        set_title(middle, "Do the update and the policy's gradients point along v?", None)
-        set_title(bottom, "How often do its rollouts hack, and solve?", None)
+        for axes, question, answer in zip(
+            (top, middle, bottom), DATA["watch"]["questions"], (alarm, "", ""), strict=True
+        ):
+            set_title(axes, question, answer)
         for axes in (top, middle, bottom):
             if first is not None:
                 axes.axvline(first, color="black", linewidth=0.8, linestyle=":", label=f"alarm after {first} steps")
