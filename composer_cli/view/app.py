@@ -409,14 +409,10 @@ def _filter(request: Request, notes: Notes) -> tuple[RolloutFilter, int]:
         ids = tuple(key for key, note in notes.all().items() if not tag or tag in note.tags)
     # What an address asks for may be anything; an unknown reward or offset counts as none.
     rollout_filter = RolloutFilter(
-        text=parameters.get("text", ""),
-        task=parameters.get("task", ""),
-        family=parameters.get("family", ""),
-        arm=parameters.get("arm", ""),
+        **{name: parameters.get(name, "") for name in ("text", "task", "family", "arm", "order")},
         reward=reward if reward in queries.REWARDS else "",  # type: ignore[arg-type]  # a key of a closed table
         hacked="hacked" in parameters,
         error="error" in parameters,
-        order=parameters.get("order", ""),
         ids=ids,
     )
     return rollout_filter, _number(request, "offset")

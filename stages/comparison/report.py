@@ -59,7 +59,8 @@ MARKUP = re.compile(r"[\\`*_\[\]<>&|@#~:!]")
 def describe_decision(comparison: "LogComparison", difference: Difference) -> str:
     """Return the decision in one sentence."""
     bar = "" if comparison.min_gain is None else _bar(comparison, comparison.min_gain)
-    names = [_name_side(comparison, letter) for letter in (difference.treatment, difference.baseline)]
+    named = {side.letter: f"{side.letter} ({side.name})" for side in comparison.sides}
+    names = named[difference.treatment], named[difference.baseline]
     return SENTENCES.text("decision", comparison, difference, *names, describe_size(comparison, difference), bar)
 
 
@@ -322,11 +323,6 @@ def _address(address: str) -> str:
     """Return the address of a sample as `composer view` takes it."""
     page, mark, rollout_id = address.partition(ID)
     return page + mark + quote(rollout_id) if mark else address
-
-
-def _name_side(comparison: "LogComparison", letter: str) -> str:
-    side = next(side for side in comparison.sides if side.letter == letter)
-    return f"{letter} ({side.name})"
 
 
 def _value(comparison: "LogComparison", value: float) -> str:

@@ -311,7 +311,7 @@ def _load_csv(path: str, source: Source, columns: Columns) -> pa.Table:
                 line = rows.line_num
     except UnicodeDecodeError as error:
         with source.unpacked() as file:  # text is decoded ahead of its rows
-            line = next((number for number, text in enumerate(file, 1) if not _is_utf_8(text)), 0)
+            line = next((at for at, text in enumerate(file, 1) if text != text.decode(errors="ignore").encode()), 0)
         line = line if encoding.startswith("utf-8") else 0
         raise BadInput("comparison.not-text", path=path, line=line, encoding=encoding, problem=error.reason) from None
     except csv.Error as error:
@@ -347,12 +347,6 @@ def _load_plain_csv(path: str, source: Source, columns: Columns, delimiter: str)
         )
         return table.rename_columns(wanted)
     return None
-
-
-def _is_utf_8(line: bytes) -> bool:
-    with suppress(UnicodeDecodeError):
-        return line.decode() is not None
-    return False
 
 
 def _of_texts(names: Sequence[str], cells: Sequence[Sequence[str | None]]) -> pa.Table:

@@ -81,11 +81,6 @@ class Fragments:
 # of two float32 is exact in float64.
 
 
-def pseudo_gradient(start: Arrays, now: Arrays) -> Arrays:
-    """Return the change by inner steps with the sign of a gradient: start - now, for the names of `now`."""
-    return {name: start[name] - array for name, array in now.items()}
-
-
 def nesterov(
     weights: Arrays, momentum: Arrays, gradient: Arrays, *, learning_rate: float, decay: float
 ) -> tuple[Arrays, Arrays]:

@@ -109,8 +109,8 @@ class OuterLoop:
     def offer(self) -> None:
         """Publish this replica's pseudo-gradient of the round's fragment, plus the codec's residual."""
         local = arrays.copied({name: self._tensors[name] for name in self._fragments.round_shapes(self.state.round)})
-        gradient = arrays.pseudo_gradient(self.state.weights, local)
-        delta = {name: array + self._residual.get(name, 0) for name, array in gradient.items()}
+        start, residual = self.state.weights, self._residual
+        delta = {name: start[name] - array + residual.get(name, 0) for name, array in local.items()}
         data = encode(delta, self._settings.codec)
         self._offered = lost(delta, data, self._settings.codec)
         self._store.publish(self.state, data)

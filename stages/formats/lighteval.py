@@ -67,6 +67,7 @@ def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) ->
     directions = {str(item.get("metric_name")): item.get("higher_is_better") for item in declared}
     # Metrics that are computed together have a direction each.
     directions |= {name: way for found in directions.values() if isinstance(found, dict) for name, way in found.items()}
+    ways = {name: way for name, way in directions.items() if isinstance(way, bool)}
     settings = {name: general.get(name) for name in ("num_fewshot_seeds", "max_samples", "generation_parameters")}
     settings |= {name: configured.get(name) for name in FIELDS[NAME]["of_task"]}
     count = configured.get("effective_num_docs")
@@ -78,14 +79,10 @@ def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) ->
         task,
         "" if version is None else str(version),
         model,
-        tuple(ScoreKind(name, name, higher_is_better=_way(directions.get(name))) for name in names),
+        tuple(ScoreKind(name, name, higher_is_better=ways.get(name)) for name in names),
         as_settings(settings),
         reported=tuple(reported),
     )
-
-
-def _way(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 READERS = (Reader(NAME, recognises, trajectories, WITHOUT_TRANSCRIPT),)

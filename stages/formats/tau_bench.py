@@ -108,12 +108,13 @@ def _log(domain: str, info: Record, origin: Origin) -> MeasuredLog:
     settings = {**(agent.get("llm_args") or {}), "user simulator": user, "max_steps": info.get("max_steps")}
     settings |= {"policy": policy and store.digest(policy)[:8], "git_commit": info.get("git_commit")}
     about = origin.sidecars.description(origin.path).get("metrics") or {}
-    kinds, reported = (
-        (ScoreKind(REWARD, scale=(0.0, 1.0)),),
-        told(REWARD, "avg_reward", about.get("avg_reward"), Aggregate.SAMPLES),
-    )
     return MeasuredLog(
-        NAME, task=domain, model=agent.get("llm"), kinds=kinds, settings=as_settings(settings), reported=reported
+        NAME,
+        task=domain,
+        model=agent.get("llm"),
+        kinds=(ScoreKind(REWARD, scale=(0.0, 1.0)),),
+        settings=as_settings(settings),
+        reported=told(REWARD, "avg_reward", about.get("avg_reward"), Aggregate.SAMPLES),
     )
 
 

@@ -113,7 +113,7 @@ class AnswerCache:
             else:
                 file.put(rows, self._bad_keys)
                 # A damaged index may hold a key without its row: SQLite then ignores what is inserted.
-                if all(self._readable(file, key) for key, _ in rows):
+                if all((row := file.get(key)) is not None and _is_whole(key, *row) for key, _ in rows):
                     return
         except FAILURES as error:
             _require_damage(error, file.path)
@@ -121,10 +121,6 @@ class AnswerCache:
         self._report(Sentence("policy.cache-file-replaced", path=file.path, why=why))
         self._begin_another()
         self._files[-1].put(rows, self._bad_keys)
-
-    def _readable(self, file: "_File", key: str) -> bool:
-        row = file.get(key)
-        return row is not None and _is_whole(key, *row)
 
     def _open(self, number: int) -> None:
         path = self.path if number == 1 else self.path.with_stem(f"{self.path.stem}-{number}")

@@ -471,7 +471,7 @@ def _typed_errors(config: PolicyConfig, timeout_s: float) -> Iterator[None]:
         if fatal := _fault_of_tls(config, error):
             raise fatal from None
         if any(kind.__name__ in NOT_CONNECTED[library] for kind in type(cause).__mro__):
-            if _is_refused(cause):
+            if any(getattr(each, "errno", None) == errno.ECONNREFUSED for each in _causes(cause)):
                 raise RefusedConnection(config) from None
             about = {"base_url": config.base_url, "proxy": proxy_of(config.base_url), "reason": why}
             message = Sentence("policy.connection-failed", **about)
@@ -501,10 +501,6 @@ def _causes(failed: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__ or cause.__context__
-
-
-def _is_refused(failed: BaseException) -> bool:
-    return any(getattr(cause, "errno", None) == errno.ECONNREFUSED for cause in _causes(failed))
 
 
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")

@@ -42,10 +42,6 @@ class Basic:
 
     keys: tuple[str, ...] = ("",)
 
-    def covers(self, key: str) -> bool:
-        """Return whether the setting with this key below the field is basic; empty for the field itself."""
-        return key in self.keys or "*" in self.keys
-
 
 BASIC = Basic()
 
@@ -360,7 +356,7 @@ def basic_settings(config: type[BaseModel]) -> set[str]:
     names = set[str]()
     for key, _ in known(config):
         name, _, inner = key.partition(".")
-        if name in marks and marks[name].covers(inner.removeprefix("N.")):
+        if name in marks and {inner.removeprefix("N."), "*"} & {*marks[name].keys}:
             names.add(key)
     return names
 

@@ -91,7 +91,11 @@ def check_test(test: str, function: str, before: str = "") -> None:
     if unrun := next(_unrun(tree), ""):
         raise CannotAsk("envs.code.test-not-run", name=unrun)
     of_calls = {
-        name for node in nodes if isinstance(node, ast.Assign) and node.value in calls for name in _targets(node)
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and node.value in calls
+        for target in node.targets
+        if isinstance(target, ast.Name)
     }
     for node in nodes:
         name = str(getattr(node, "attr", getattr(node, "id", getattr(node, "name", ""))))
@@ -108,10 +112,6 @@ def check_test(test: str, function: str, before: str = "") -> None:
             sides = [node.left, *node.comparators]
             if not all(isinstance(side, ast.Name) or side in calls for side in sides):
                 raise CannotAsk("envs.code.compares-identity", expression=_short(node))
-
-
-def _targets(node: ast.Assign) -> list[str]:
-    return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 
 def _is_assertion(node: ast.AST) -> bool:
