@@ -22,6 +22,7 @@ IN_FILE = ["--artifacts", "{tmp}/binary"]
 TEACHERS = {
     "one.toml": '[teachers]\nname = "a"\n',
     "same.toml": '[[teachers]]\nname = "a"\nmodel = "m"\n' * 2,
+    "student.toml": '[[teachers]]\nname = "student"\nmodel = "m"\n',
     "negative.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nmax_tokens = -5\n',
     "price.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nusd_per_mtok_in = -1.0\n',
     "stream.toml": '[[teachers]]\nname = "a"\nmodel = "m"\nextra_body = { stream = true }\n',
@@ -199,6 +200,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     *(([*REPLAY, f"{{tmp}}/{name}"], 2, part) for name, part in (
         ("one.toml", "teachers"),
         ("same.toml", "2 teachers have the name 'a'"),
+        ("student.toml", "the name 'student', which"),
         ("negative.toml", "(of a) in {tmp}/negative.toml"),
         ("stream.toml", "stream"),
         ("no-model.toml", "needs the setting teachers.0.model (of a)"),
