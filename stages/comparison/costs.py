@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from composer_stages.comparison.logs import ReadLog
 from composer_stages.comparison.pairs import ComparisonRules
-from composer_stages.evaluation.inference import MIN_SCORE_UNITS, Array, PairedTest, numbered
+from composer_stages.evaluation.inference import MIN_SCORE_UNITS, Array, PairedTest
 from composer_stages.evaluation.outcomes import PairedOutcomes
 
 QUANTITIES: Mapping[str, str] = {
@@ -74,7 +74,7 @@ def compare_costs(
     if not any(spent):
         return ()
     rates = [np.nanmean(side_ST, 0) for side_ST in (outcomes.baseline_ST, outcomes.treatment_ST)]
-    unit_T, differences = numbered(outcomes.units), list[CostDifference]()
+    unit_T, differences = outcomes.unit_T, list[CostDifference]()
     for name, title in QUANTITIES.items():
         values = [of_side.get(name) for of_side in spent]
         unknown = tuple(letter for letter, value_T in zip(letters, values, strict=True) if value_T is None)
@@ -88,7 +88,7 @@ def compare_costs(
         if not both_T.any():
             differences.append(CostDifference(title, 0, None, None, ()))
             continue
-        first_T, second_T, units = first_T[both_T], second_T[both_T], numbered([*map(str, unit_T[both_T])])
+        first_T, second_T, units = first_T[both_T], second_T[both_T], np.unique(unit_T[both_T], return_inverse=True)[1]
         per_sample = _difference(first_T, second_T, first_T.mean(), second_T.mean(), units, rules)
         per_success, means = None, [float(rate_T[both_T].mean()) for rate_T in rates]
         if passes and min(means) > 0:

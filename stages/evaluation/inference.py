@@ -113,7 +113,7 @@ MIN_SEEDS = 3
 NUM_FLIPS = 3999
 MAX_EXACT_UNITS = 12
 MANY_UNITS = 2000
-"""From so many units on that all differ, the t of sign flips is normal."""
+"""From so many units on that all differ, or kinds of units, the t of sign flips is normal."""
 MIN_SCORE_UNITS = 20
 """With fewer, skewed scores find a gain in nothing in up to 17 % of cases (benchmarks/compare.py)."""
 MOST_SEEDS = 1000
@@ -130,7 +130,7 @@ class SignFlips:
     A unit is what is independent of the rest. If the mean over tasks is m, a unit's sum of deviations from m is as
     likely to have the other sign. The statistic is the mean's t ratio, its standard error computed anew for every
     assignment of signs. All assignments are taken of up to 12 units, else random ones after the identity; of thousands
-    of units that all differ the ratio is taken to be normal.
+    of units that differ from each other the ratio is taken to be normal.
     """
 
     def __init__(self, sums_XU: Array, sizes_U: Array, num_flips: int = NUM_FLIPS, seed: int = 0) -> None:
@@ -144,14 +144,14 @@ class SignFlips:
             # so do tasks of other names.
             towards = -1.0 if self.estimate_X[0] < 0 else 1.0
             unit_kinds = towards * sums_XU[0].round(9) + 1j * sizes_U
-            kinds, kind_U, count_K = np.unique(unit_kinds, return_inverse=True, return_counts=True)
-            if len(kinds) < len(sizes_U) / 2:
+            kinds, count_K = np.unique(unit_kinds, return_counts=True)
+            if len(kinds) < min(len(sizes_U) / 2, MANY_UNITS):
                 # Units that are alike in sum and size are flipped together: a binomial number of them is positive.
                 signs_RU = 2.0 * random.binomial(count_K, 0.5, size=(num_flips + 1, len(count_K))) - count_K
                 signs_RU[0] = count_K
                 sums_XU, sizes_U = towards * kinds.real[None], kinds.imag
-            else:
-                order_U = np.argsort(kind_U, kind="stable")
+            elif len(sizes_U) <= MANY_UNITS:
+                order_U = np.argsort(unit_kinds, kind="stable")
                 sums_XU, sizes_U = sums_XU[:, order_U], sizes_U[order_U]
         self.normal = signs_RU is None and len(sizes_U) > MANY_UNITS
         if self.normal:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from composer_stages.evaluation.difference import Difference, PermutationTest, Reason, ReasonKind
 from composer_stages.evaluation.inference import (
     ALPHA,
@@ -31,10 +29,8 @@ class Comparison:
 def paired_test(outcomes: PairedOutcomes, *, fixed: bool = False, scores: bool = False) -> PairedTest:
     """Return the test of paired outcomes. fixed: units are strata. scores: outcomes are no shares of successes."""
     sides = outcomes.treatment_ST[None], outcomes.baseline_ST[None]
-    alone = outcomes.units == outcomes.tasks
-    unit_T = np.arange(len(outcomes.tasks)) if alone else numbered(outcomes.units)
     collection_S = numbered(outcomes.collections) if any(outcomes.collections) else None
-    return PairedTest(*sides, unit_T, fixed=fixed, collection_S=collection_S, scores=scores)
+    return PairedTest(*sides, outcomes.unit_T, fixed=fixed, collection_S=collection_S, scores=scores)
 
 
 def measure_difference(

@@ -146,6 +146,11 @@ class PairedOutcomes:
         return sum(number for side in self.lost for reason, number in side.items() if reason != NOT_SUBMITTED)
 
     @property
+    def unit_T(self) -> Array:
+        """Return the number of each task's unit."""
+        return np.arange(len(self.tasks)) if self.units == self.tasks else numbered(self.units)
+
+    @property
     def gain_T(self) -> Array:
         """Return the treatment's mean minus the baseline's, of each task."""
         gain_T: Array = np.nanmean(self.treatment_ST - self.baseline_ST, 0)

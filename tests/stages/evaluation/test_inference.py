@@ -203,6 +203,14 @@ def test_the_same_data_give_the_same_numbers_and_swapping_the_arms_swaps_them():
     assert named == pytest.approx(renamed, abs=1e-9), "units that all differ draw the same signs by any names"
 
 
+def test_thousands_of_kinds_of_units_are_not_drawn_one_by_one():
+    """4,000 signs of each of 6,000 kinds would take 200 MB: the interval is that of the normal limit."""
+    d_T = np.random.default_rng(0).normal(0.001, 0.1, 50_000).round(4)
+    test, low, high = differing(d_T, scores=True), *limits(differing(d_T, scores=True))
+    assert test.flips.num_draws is None
+    assert (low, high) == pytest.approx(d_T.mean() + np.array([-1.96, 1.96]) * d_T.std() / 50_000**0.5, abs=1e-5)
+
+
 def test_sums_by_unit_do_not_depend_on_the_order_of_tasks():
     values_XT, unit_T = np.random.default_rng(0).normal(size=(3, 7)), np.array([0, 0, 1, 2, 2, 2, 3])
     order = np.array([6, 2, 0, 5, 1, 3, 4])
