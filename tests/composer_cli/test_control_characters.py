@@ -37,13 +37,11 @@ def test_no_command_passes_control_characters_on(composer, tmp_path):
         return Reply(body=answer(f"title: {EVIL}\n```bash\nprintf '\\033[2J\\233'; echo\n```"))
 
     with serving(steer) as server:
-        words = collect(
-            server.url, "-s", "policy.max_attempts=1", "-s", "policy.concurrency=1", "-s", "max_steps=2", "-v"
-        )
-        said = [composer(*words)]
+        more = ["-s", "policy.max_attempts=1", "-s", "policy.concurrency=1", "-s", "max_steps=2", "-v"]
+        said = [composer(*collect(server.url, *more))]
         (run,) = (tmp_path / "artifacts" / "collect").glob("2*")
-        said += [composer(*words, "-s", "policy.model=refusing")]
-    assert [done.returncode for done in said] == [3, 2]
+        said += [composer(*collect(server.url, *more, policy="refusing"))]
+    assert [done.returncode for done in said] == [3, 2] and "401" in said[1].stderr
     sql = "select action, observation from steps"
     said += [composer("show", run, "-n", 4), composer("show", run, "-n", 4, "--json"), composer("status")]
     said += [composer("query", sql), composer("query", sql, "--json"), composer("status", "--json")]

@@ -51,7 +51,7 @@ def test_a_key_that_a_server_sends_back_is_nowhere(composer, tmp_path):
     with serving(echo) as server:
         key = ["-s", "policy.api_key_env=ECHO_KEY", "-s", "policy.max_attempts=1", "-v"]
         for name in ("echoing", "refusing", "odd", "no-json"):
-            words = collect(server.url, *key, "-s", f"policy.model={name}", "-s", "max_steps=2", "-s", "samples=1")
+            words = collect(server.url, *key, "-s", "max_steps=2", "-s", "samples=1", policy=name)
             done = composer(*words, ECHO_KEY=KEY)
             assert done.returncode in (2, 3), done.stderr
             said += [done.stdout, done.stderr]

@@ -148,9 +148,9 @@ def model(url: str, name: str = "scripted") -> list[str]:
     return ["--policy", name, "--set", f"policy.base_url={url}"]
 
 
-def collect(url: str, *more: object) -> list[object]:
+def collect(url: str, *more: object, policy: str = "scripted") -> list[object]:
     """The words of a small collection: two tasks, two rollouts each."""
-    return ["collect", *model(url), "-s", "tasks=2", "-s", "samples=2", *more]
+    return ["collect", *model(url, policy), "-s", "tasks=2", "-s", "samples=2", *more]
 
 
 def teachers(folder: Path, url: str) -> Path:
