@@ -49,6 +49,8 @@ CLUSTER = 5
 SPREAD = 0.35
 """Of what a side gains on a document."""
 OURS = "compare"
+LOPSIDED = "lopsided scores"
+"""Worlds in which no method holds its level: of few tasks, the few that gain much are often not among them."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def worlds() -> Iterator[World]:
                 )
     for tasks, share, gain in ((30, 0.1, 0.05), (100, 0.05, 0.05)):
         yield of_rare_differences(f"{tasks} scores, {100 * share:g} % of them unlike", tasks, share, gain)
+    for tasks in (20, 50, 200):
+        yield of_lopsided_differences(f"{tasks} scores, 5 % of them gain .95, the others lose .05", tasks, 0.05, 0.05)
     for binary in (True, False):
         name = f"300 {'tasks' if binary else 'scores'} in documents of five, 5 % missing"
         yield replace(of_documents("outcomes missing", name, 300, 0.08, binary, True), missing=True)
@@ -144,6 +148,16 @@ def of_rare_differences(name: str, tasks: int, share: float, gain: float) -> Wor
         return np.where(up, 1.0, np.where(down, 0.0, same)), np.where(up, 0.0, np.where(down, 1.0, same))
 
     return World("rare differences", name, np.arange(tasks), gain, lambda gain: gain, draw, scores=True)
+
+
+def of_lopsided_differences(name: str, tasks: int, share: float, gain: float) -> World:
+    """Return a world of scores of which a share, and a gain more, gains much, and all others lose a little."""
+
+    def draw(gain: float, num: int, random: np.random.Generator) -> Sides:
+        up, base = random.random((num, 1, tasks)) < share + gain, np.full((num, 1, tasks), share)
+        return np.where(up, 1.0, base - share), base
+
+    return World(LOPSIDED, name, np.arange(tasks), gain, lambda gain: gain, draw, scores=True)
 
 
 def outcomes(num: int, unit: Array, gain: float, binary: bool, clustered: bool, random: np.random.Generator) -> Sides:
