@@ -89,11 +89,11 @@ def worlds() -> Iterator[World]:
                 )
     for tasks, share, gain in ((30, 0.1, 0.05), (100, 0.05, 0.05)):
         yield of_rare_differences(f"{tasks} scores, {100 * share:g} % of them unlike", tasks, share, gain)
-    for tasks in (20, 50, 200):
-        yield of_lopsided_differences(f"{tasks} scores, 5 % of them gain .95, the others lose .05", tasks, 0.05, 0.05)
     for binary in (True, False):
         name = f"300 {'tasks' if binary else 'scores'} in documents of five, 5 % missing"
         yield replace(of_documents("outcomes missing", name, 300, 0.08, binary, True), missing=True)
+    for tasks in (20, 50, 200):
+        yield of_lopsided_differences(f"{tasks} scores, 5 % of them gain .95, the others lose .05", tasks, 0.05, 0.05)
 
 
 SAMPLED = {
