@@ -49,8 +49,6 @@ CLUSTER = 5
 SPREAD = 0.35
 """Of what a side gains on a document."""
 OURS = "compare"
-LOPSIDED = "lopsided scores"
-"""Worlds in which no method holds its level: of few tasks, the few that gain much are often not among them."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +149,16 @@ def of_rare_differences(name: str, tasks: int, share: float, gain: float) -> Wor
 
 
 def of_lopsided_differences(name: str, tasks: int, share: float, gain: float) -> World:
-    """Return a world of scores of which a share, and a gain more, gains much, and all others lose a little."""
+    """Return a world of scores of which a share, and a gain more, gains much, and all others lose a little.
+
+    No method holds its level there: those that gain are often not among few tasks.
+    """
 
     def draw(gain: float, num: int, random: np.random.Generator) -> Sides:
         up, base = random.random((num, 1, tasks)) < share + gain, np.full((num, 1, tasks), share)
         return np.where(up, 1.0, base - share), base
 
-    return World(LOPSIDED, name, np.arange(tasks), gain, lambda gain: gain, draw, scores=True)
+    return World("lopsided scores", name, np.arange(tasks), gain, lambda gain: gain, draw, scores=True)
 
 
 def outcomes(num: int, unit: Array, gain: float, binary: bool, clustered: bool, random: np.random.Generator) -> Sides:
