@@ -49,7 +49,7 @@ def table() -> str:
     share = measured[STEP.format(size="8B", what="share of the rate of matrix products")]
     rate = 4 * parameters("8B") * measured[STEP.format(size="8B", what="tokens a second")] / share
     tokens = [measured.get(STEP.format(size=size, what="tokens a second")) for size in SIZES]
-    rows = {
+    rows: dict[str, list[float | None]] = {
         "a step with LoRA on 8 x (1024 + 1024) tokens at the full rate": [training_s(size, rate) for size in SIZES],
         f"the same at {share:.0%} of it, as measured with 8B": [training_s(size, rate) / share for size in SIZES],
         "**measured**": [each and TOKENS / each for each in tokens],
