@@ -180,9 +180,11 @@ def benchmarks_of(logs: Sequence[ReadLog]) -> Mapping[str, str]:
         if log.id_columns[:-1] and log.id_columns[0] in BENCHMARKS:
             tasks = pc.unique(log.items["task"]).to_pylist()
             of_log = {task: ESCAPED.sub(r"\1", found[1]) for task in tasks if (found := BEFORE_ID.match(task))}
-        else:
+        elif len(pc.unique(log.items["env"]).drop_null()) > 1:
             rows = log.items.select(["task", "env"]).group_by(["task"], use_threads=False).aggregate([("env", "first")])
             of_log = dict(zip(rows["task"].to_pylist(), rows["env_first"].to_pylist(), strict=True))
+        else:
+            continue
         names = of_log | names if len({*of_log.values()} - {None}) > 1 else names
     return names
 
