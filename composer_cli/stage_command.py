@@ -217,20 +217,32 @@ def read_arguments(model: Any, values: Mapping[str, Any]) -> Any:
 
 
 def typed_settings(stage: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the settings that options and --set stand for; `UsageError` for one that both give, with other values."""
+    """Return the settings that a stage's options and --set stand for, as `option_layers` does."""
     from composer_stages.runs import settings
     from composer_stages.runs.stage import load_stage
 
     loaded = load_stage(stage)
-    short = {key: values.get(key.rpartition(".")[2]) for key, _, _ in settings.options(loaded.config)}
-    short |= {loaded.limit_setting: values.get("limit")} if loaded.limit_setting else {}
-    layers = {key: settings.nested(key, value) for key, value in short.items() if value not in (None, [])}
-    assigned = [*map(settings.assignment, values.get("set_") or ())]
-    trees = [settings.dotted(settings.expanded(loaded.config, tree)) for tree in assigned]
+    options = {key: values.get(key.rpartition(".")[2]) for key, _, _ in settings.options(loaded.config)}
+    options |= {loaded.limit_setting: values.get("limit")} if loaded.limit_setting else {}
+    return option_layers(loaded.config, options, values.get("set_") or (), loaded.limit_setting)
+
+
+def option_layers(
+    config: Any, options: Mapping[str, Any], typed: Iterable[str], limit_setting: str | None
+) -> list[dict[str, Any]]:
+    """Return the settings that options and --set stand for; `UsageError` for one that both give, with other values.
+
+    options: values by dotted key, None or empty for an option that is not given. limit_setting: the key of --limit.
+    """
+    from composer_stages.runs import settings
+
+    layers = {key: settings.nested(key, value) for key, value in options.items() if value not in (None, [])}
+    assigned = [*map(settings.assignment, typed)]
+    trees = [settings.dotted(settings.expanded(config, tree)) for tree in assigned]
     for name, layer in layers.items():
-        for key, given in settings.dotted(settings.expanded(loaded.config, layer)).items():
+        for key, given in settings.dotted(settings.expanded(config, layer)).items():
             if others := [tree[key] for tree in trees if str(tree.get(key, given)) != str(given)]:
-                option = "limit" if name == loaded.limit_setting else name.rpartition(".")[2]
+                option = "limit" if name == limit_setting else name.rpartition(".")[2]
                 raise UsageError("cli.option-and-setting", name=option, given=given, key=key, value=others[0])
     return [*layers.values(), *assigned]
 

@@ -16,6 +16,7 @@ import typer
 from composer_cli import options
 from composer_cli.help import CommandGroup
 from composer_cli.printing import interrupt_leaves, print_result, reports_errors, say, sentence_and_code
+from composer_cli.stage_command import option_layers
 from composer_stages.errors import BadInput, Incomplete, UsageError
 from composer_stages.layout import counted
 from composer_stages.words import Sentence
@@ -151,9 +152,10 @@ def configured(
         raise UsageError("cli.no-tasks-given")
     default_env = "harbor" if path is not None and Path(path).expanduser().is_dir() else "tasks"
     env_settings = {"name": env or default_env} | ({} if path is None else {"path": path})
-    short = {name: value for name, value in (("limit", limit), ("seed", seed)) if value is not None}
-    layers = [{"env": env_settings}, *map(settings.read_file, files or []), short]
-    return settings.build(command, TaskChecksConfig, [*layers, *map(settings.assignment, typed or [])])
+    options = option_layers(TaskChecksConfig, {"limit": limit, "seed": seed}, typed or [], "limit")
+    return settings.build(
+        command, TaskChecksConfig, [{"env": env_settings}, *map(settings.read_file, files or []), *options]
+    )
 
 
 def _document(check: "TaskCheck") -> dict[str, Any]:

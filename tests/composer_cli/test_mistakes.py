@@ -179,6 +179,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["train", "-s", "optimisation.lr=3e-4"], 2, "Did you mean optimisation.learning_rate?"),
     (["train", "--lr", "3e-4"], 2, "--set optimisation.learning_rate=3e-4?"),
     (["collect", "-n", "5", "-s", "tasks=50"], 2, "--limit 5 and --set tasks=50"),
+    (["tasks", "check", "{tmp}", "-n", "5", "-s", "limit=50"], 2, "--limit 5 and --set limit=50"),
     (["collect", "--limt", "2"], 2, "Did you mean --limit?"),
     (["run", "--preset", "demo", "--samples", "2"], 2, "--set KEY=VALUE or --set STAGE.KEY=VALUE"),
     (["tasks", "chek", "rows.jsonl"], 2, "Did you mean 'tasks check'?"),
