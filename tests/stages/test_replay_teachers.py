@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,8 +259,13 @@ def test_a_step_takes_as_long_as_its_slowest_teacher(tmp_path: Path, collected: 
     with serving(reply) as server:
         run = replay(tmp_path, collected(), [endpoint("fast", server.url), endpoint("slow", server.url)])
     fast, slow, total = run.manifest.summary["teachers"]
-    assert fast["p50_latency_s"] < 0.3 <= slow["p50_latency_s"] == total["p50_latency_s"]
     rows = run.rows(TEACHER_ACTION)
+    waits: dict[str, list[float]] = defaultdict(list)
+    for row in rows:  # compared with what the rows say: on a busy machine the fast teacher may answer last
+        waits[row["state_sha256"]].append(row["latency_s"])
+    assert total["p50_latency_s"] == pytest.approx(statistics.median(max(two) for two in waits.values()))
+    assert fast["p50_latency_s"] < slow["p50_latency_s"] <= total["p50_latency_s"]
+    assert slow["p50_latency_s"] >= 0.3
     rollouts = {row["rollout_id"] for row in collected().rows(STEP)}
     assert total["usd_per_rollout"] == pytest.approx(len(rows) / len(rollouts))
     assert total["p50_usd_per_rollout"] <= total["p95_usd_per_rollout"]
