@@ -110,7 +110,7 @@ def _steps(trajectory: Trajectory, identity: Row, reward: float | None) -> list[
     turns = trajectory.turns
     gains: list[list[Message]] = [trajectory.opening]
     gains += [[{"role": "assistant", "content": turn.action}, *turn.observed] for turn in turns[:-1]]
-    sizes, digests = list(accumulate(map(len, gains))), digests_of_prefixes(gains)
+    sizes, digests = list(accumulate(map(len, gains))), digests_of_prefixes(gains, trajectory.tools)
     sampling = None if trajectory.sampling is None else store.encode(trajectory.sampling).decode()
     # Token ids of prompt and completion so far. Stored are deltas: a prompt of turn n holds those of all turns before.
     before: list[int] = []

@@ -34,8 +34,8 @@ from composer_stages.policy import available
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import LocalPolicy, device
 from composer_stages.rollouts import recording
-from composer_stages.rollouts.agent_loop import LiveRollout, play, state_sha256
-from composer_stages.rollouts.trace import RolloutPayload
+from composer_stages.rollouts.agent_loop import LiveRollout, play
+from composer_stages.rollouts.trace import RolloutPayload, state_sha256
 from composer_stages.runs.kinds import Row
 from composer_stages.training.config import Optimisation
 from composer_stages.training.rollouts import environment_reward, planned, trl_columns

@@ -23,13 +23,13 @@ from composer_stages.pairs.actions import (
     canonical_command,
     decide,
 )
-from composer_stages.rollouts.agent_loop import state_sha256
 from composer_stages.rollouts.trace import (
     STATE_COLUMNS,
     by_rollout,
     opening_row,
     state_id,
     state_rows,
+    state_sha256,
     states,
     step_groups,
     tools_by_rollout,

@@ -39,7 +39,7 @@ from composer_stages.policy.base import (
 )
 from composer_stages.rollouts.config import IN_FLIGHT, NO_LIMITS, InFlight, PlayingConfig, RolloutLimits
 from composer_stages.rollouts.history import FULL, PROMPTS, SUMMARISE, SUMMARY_PROMPT, SUMMARY_REQUEST, visible_messages
-from composer_stages.rollouts.trace import OUT_OF_STEPS
+from composer_stages.rollouts.trace import OUT_OF_STEPS, state_sha256
 from composer_stages.runs import store
 from composer_stages.runs.activity import activity
 from composer_stages.runs.kinds import Row
@@ -145,11 +145,6 @@ class LiveRollout:
 
 
 RolloutPair = tuple[LiveRollout, Environment]
-
-
-def state_sha256(messages: list[Message]) -> str:
-    """Return the digest that identifies a state: that of the canonical JSON of its messages."""
-    return store.digest(messages)
 
 
 def begin(rules: Rules, rollout: LiveRollout, environment: Environment) -> None:
@@ -262,7 +257,7 @@ def act(rollout: LiveRollout, environment: Environment, turn: Turn, sample: Samp
     if sample.teacher is None:  # of a teacher's thoughts the student has seen nothing
         sample = replace(sample, text=with_thought(sample.text, sample.reasoning))
     transcript, recorded = rollout.messages, rollout.steps[-1].num_messages if rollout.steps else 0
-    digest, summary = state_sha256(turn.messages), rollout.summarising
+    digest, summary = state_sha256(turn.messages, rollout.tools), rollout.summarising
     new_messages = transcript[recorded:]
     rollout.steps.append(Step(new_messages, len(transcript), digest, sample, observation, turn.seed, summary))
     rollout.messages = [*transcript, {"role": "assistant", "content": sample.text}]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from composer_stages import endings
 from composer_stages.layout import aligned
 from composer_stages.rollouts import missing
@@ -80,7 +82,11 @@ CHECKS = (
             and (step[0]["reward"] is not None or step[1])
         ),
     ),
-    RolloutCheck("state hash chain", _all_steps, lambda steps: _chained(steps)),
+    RolloutCheck(
+        "state hash chain",
+        lambda played: [(played.steps, _tools(played.rollout))] if played.steps else [],
+        lambda rollout: _chained(*rollout),
+    ),
     RolloutCheck(
         "ids as many as log-probs",
         _sampled,
@@ -241,12 +247,16 @@ def check(
     return collection.checks(planned)
 
 
-def _chained(steps: list[Row]) -> bool:
+def _tools(rollout: Row | None) -> list[Any]:
+    return orjson.loads((rollout or {}).get("tools_json") or "[]")
+
+
+def _chained(steps: list[Row], tools: list[Any]) -> bool:
     """Return whether every state is the one before it, plus the action and the observation, in one message or several.
 
     A request for a summary may follow the observation.
     """
-    if state_digests(steps) != [row["state_sha256"] for row in steps]:
+    if state_digests(steps, tools) != [row["state_sha256"] for row in steps]:
         return False
     conversations = transcripts(steps)
     for row, before, after in zip(steps, conversations, conversations[1:], strict=False):

@@ -7,10 +7,10 @@ after the other, so that the run may exceed memory.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import orjson
 
@@ -97,16 +97,23 @@ def states(steps: list[Row]) -> list[list[Message]]:
     return [visible_messages(messages, row.get("history")) for messages, row in pairs]
 
 
-def state_digests(steps: list[Row]) -> list[str]:
+def state_sha256(messages: list[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Return the digest that identifies a state: that of the canonical JSON of its tools, if any, and its messages."""
+    return store.digest([{"tools": tools}, *messages] if tools else messages)
+
+
+def state_digests(steps: list[Row], tools: Sequence[Any] = ()) -> list[str]:
     """Return the digest of every state of one rollout, in linear time where the policy was shown the full history."""
     if any(row.get("history") not in (None, FULL) for row in steps):
-        return [store.digest(state) for state in states(steps)]
-    return digests_of_prefixes([orjson.loads(row["new_messages_json"]) for row in steps])
+        return [state_sha256(state, tools) for state in states(steps)]
+    return digests_of_prefixes([orjson.loads(row["new_messages_json"]) for row in steps], tools)
 
 
-def digests_of_prefixes(gains: Iterable[list[Message]]) -> list[str]:
-    """Return the digest of every state, given the new messages of each, in linear time."""
-    running, digests, begun = hashlib.sha256(b"["), [], False
+def digests_of_prefixes(gains: Iterable[list[Message]], tools: Sequence[Any] = ()) -> list[str]:
+    """Return the digest of every state, given the new messages of each and the tools of all, in linear time."""
+    running, digests, begun = hashlib.sha256(b"["), [], bool(tools)
+    if tools:  # as `state_sha256` has them
+        running.update(store.encode({"tools": tools}))
     for gain in gains:
         # A JSON list is hashed as it grows, and closed on a copy: with n steps, to hash each state anew is quadratic.
         for message in gain:

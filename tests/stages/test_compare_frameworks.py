@@ -13,7 +13,7 @@ from composer_stages import compare_frameworks as frameworks
 from composer_stages.errors import BadInput
 from composer_stages.integrations.frameworks import Side, cleaner, table
 from composer_stages.rollouts import missing
-from composer_stages.rollouts.agent_loop import state_sha256
+from composer_stages.rollouts.trace import state_sha256
 from composer_stages.runs import runner, store
 from composer_stages.runs.run import Run
 

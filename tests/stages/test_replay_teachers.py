@@ -194,6 +194,22 @@ VERDICTS: dict[str, tuple[Callable[[dict[str, Any], int], Reply], dict[str, floa
 }
 
 
+def test_teachers_are_given_the_tools_of_each_state(tmp_path: Path, server: Server) -> None:
+    """Equal messages with other tools are another state: logs of function calling ask one question with several."""
+    declared: list[Any] = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+        for name in ("search", "read")
+    ]
+    log = [
+        {"messages": [user("q"), assistant(str(n))], "task_id": f"t{n}", "reward": 1, "tools": tools}
+        for n, tools in enumerate([declared[:1], declared, declared[:1], []])
+    ]
+    run = replay(tmp_path, imported(tmp_path, jsonl(tmp_path / "log.jsonl", *log)), [endpoint("one", server.url)])
+    given = [[tool["function"]["name"] for tool in request.get("tools") or []] for request in server.requests]
+    assert sorted(given) == [[], ["search"], ["search", "read"]]
+    assert len({row["state_sha256"] for row in run.rows(TEACHER_ACTION)}) == 3
+
+
 def test_where_nobody_was_asked_nothing_was_measured(tmp_path: Path, server: Server) -> None:
     row = {"messages": [user("q"), {**assistant("a"), "weight": 0}], "task_id": "t", "reward": 1}
     rollouts = imported(tmp_path, jsonl(tmp_path / "masked.jsonl", row))

@@ -11,8 +11,7 @@ from composer_stages.formats.base import INSTANCE, ImportedTurn, Trajectory, fam
 from composer_stages.formats.reading import check
 from composer_stages.formats.rows import capture_level
 from composer_stages.rollouts import missing
-from composer_stages.rollouts.agent_loop import state_sha256
-from composer_stages.rollouts.trace import digests_of_prefixes
+from composer_stages.rollouts.trace import digests_of_prefixes, state_sha256
 from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK
 
 TOKENS = {"prompt_ids": [1, 2], "completion_ids": [3], "completion_logprobs": [-0.5]}
@@ -83,10 +82,11 @@ def test_other_names_are_families_of_their_own(name: str) -> None:
     assert family_of(name) == name and not INSTANCE.fullmatch(name)
 
 
-def test_digests_of_states_are_those_of_whole_conversations() -> None:
+@pytest.mark.parametrize("tools", [[], [{"name": "search", "parameters": {}}]])
+def test_digests_of_states_are_those_of_whole_conversations(tools: list[Any]) -> None:
     gains = [[], [user("ä")], [], [assistant("")] * 2]
     states = list(accumulate(gains, lambda state, gain: [*state, *gain]))
-    assert digests_of_prefixes(gains) == [state_sha256(state) for state in states]
+    assert digests_of_prefixes(gains, tools) == [state_sha256(state, tools) for state in states]
 
 
 # Fields of trajectories are checked strictly, except for what is kept as JSON text.

@@ -9,7 +9,7 @@ from support.runs import row as of_kind
 from support.transcripts import action as written, assistant, tool, user
 
 from composer_stages.pairs.groups import choose, compare_submissions, visits_by_state
-from composer_stages.rollouts.agent_loop import state_sha256
+from composer_stages.rollouts.trace import state_sha256
 from composer_stages.runs import store
 from composer_stages.runs.kinds import STEP, Row
 

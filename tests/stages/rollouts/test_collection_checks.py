@@ -8,8 +8,8 @@ from support.runs import row
 from support.transcripts import assistant, tool, user
 
 from composer_stages.rollouts import collection_checks, missing
-from composer_stages.rollouts.agent_loop import state_sha256
 from composer_stages.rollouts.missing import Fact
+from composer_stages.rollouts.trace import state_sha256
 from composer_stages.runs import store
 from composer_stages.runs.kinds import STEP
 

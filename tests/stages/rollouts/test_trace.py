@@ -13,7 +13,7 @@ from composer_stages.envs.base import Grade, Observation, Task, Work
 from composer_stages.errors import BadInput
 from composer_stages.policy.base import PolicyConfig, Sample
 from composer_stages.policy.scripted import ScriptedPolicy
-from composer_stages.rollouts.agent_loop import LiveRollout, Step, state_sha256
+from composer_stages.rollouts.agent_loop import LiveRollout, Step
 from composer_stages.rollouts.history import SUMMARY_REQUEST
 from composer_stages.rollouts.recording import action_facts, payload, restore_rollout
 from composer_stages.rollouts.trace import (
@@ -24,6 +24,7 @@ from composer_stages.rollouts.trace import (
     rollout_rows,
     state_id,
     state_rows,
+    state_sha256,
     states,
 )
 from composer_stages.runs import store
