@@ -221,8 +221,8 @@ class PlayingSettings(EnvStageSettings, total=False):
 class SelectionSettings(TypedDict, total=False):
     rule: Literal['off', 'disagreement', 'value']
     """`off` asks all teachers in all states. The others ask the cheapest, and one more in states where the answers have
-    no majority yet (`disagreement`), or where the pairs that it may add are worth more than its answer (`value`). One
-    of off, disagreement, value."""
+    no majority yet (`disagreement`), or where the pairs that it may add are worth more than its answer (`value`). A
+    teacher of unknown price comes last. One of off, disagreement, value."""
     usd_per_pair: float
     """Value of a pair in USD, for the rule `value`."""
     explore: float

@@ -108,7 +108,8 @@ class SelectionConfig(Settings):
 
     rule: Literal["off", "disagreement", "value"] = "off"
     """`off` asks all teachers in all states. The others ask the cheapest, and one more in states where the answers have
-    no majority yet (`disagreement`), or where the pairs that it may add are worth more than its answer (`value`)."""
+    no majority yet (`disagreement`), or where the pairs that it may add are worth more than its answer (`value`).
+    A teacher of unknown price comes last."""
     usd_per_pair: float = Field(default=0.01, gt=0)
     """Value of a pair in USD, for the rule `value`."""
     explore: float = Field(default=0.1, gt=0, le=1)

@@ -1,11 +1,12 @@
 """Select which teachers to ask: cheap ones first, the next one where it is likely to add pairs.
 
-In order of price, as many teachers as make a majority are asked in every state. Then one after another is asked in the
-states that the rule keeps:
+In order of price, those of unknown price last, as many teachers as make a majority are asked in every state. Then one
+after another is asked in the states that the rule keeps:
 
 disagreement - where no action has a majority of all teachers yet. Where a majority is against the student, other
     answers cannot change the pair; where it is with the student, only a pair with a minority teacher is lost.
-value - where the pairs that the next teacher is expected to add are worth more than its answer costs.
+value - where the pairs that the next teacher is expected to add are worth more than its answer costs, which for an
+    unknown price is known only from bills.
 
 What it adds is measured in a random share of the states, in which all teachers are asked: by whether there is a
 majority, with or against the student, by which teachers agree with the student (where the teachers so far differ, those
@@ -18,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import inf
 
 from composer_stages.endings import NOT_WHOLE
 from composer_stages.pairs.actions import ROUNDING, Ballot, Form, decide
@@ -37,7 +39,7 @@ LAST_STEP = 8
 
 @dataclass
 class SelectionState:
-    """One state: its questions by teacher, its steps, the texts of the answers, and their cost in USD.
+    """One state: its questions by teacher, its steps, the texts of the answers, and what is known of their cost in USD.
 
     A text is None for a failed or truncated answer. form: computes an action's canonical form.
     """
@@ -100,7 +102,7 @@ def ask_selected(
         spared["passed"] = sum(len(questions) for d in all_passed for questions in states[d].questions.values())
         states = {digest: state for digest, state in states.items() if digest not in all_passed}
     # By the price of a typical question: a thousand tokens in, a hundred out.
-    order = [teacher.name for teacher in sorted(teachers, key=lambda teacher: teacher.cost(1000, 100))]
+    order = [each.name for each in sorted(teachers, key=lambda each: (not each.priced, each.cost(1000, 100)))]
     majority = len(order) // 2 + 1
     everywhere = {digest for digest in states if selection.rule == "off" or in_random_share(digest, selection.explore)}
     # Fewer teachers than a majority of all could not decide anything.
@@ -152,10 +154,10 @@ class ExpectedGains:
         return expected
 
     def price(self, state: SelectionState, name: str) -> float:
-        """Return the price of asking in USD: the average so far, else the upper bound."""
-        questions = state.questions[name]
+        """Return the price of asking in USD: the average so far, else the upper bound, infinite where it is unknown."""
+        questions, teacher = state.questions[name], state.questions[name][0].teacher
         if not self._cost:
-            return price_bound(questions[0].teacher, (question.turn for question in questions))
+            return price_bound(teacher, (question.turn for question in questions)) if teacher.priced else inf
         return len(questions) * sum(self._cost) / len(self._cost)
 
 
@@ -191,4 +193,5 @@ def _ask(
             states[digest].answers[name] = [
                 None if row["finish_reason"] in NOT_WHOLE else row["action"] for row in rows
             ]
-            states[digest].costs[name] = [row["cost_usd"] or 0.0 for row in rows]
+            answered = (row["cost_usd"] for row in rows if row["error_type"] is None)
+            states[digest].costs[name] = [cost for cost in answered if cost is not None]

@@ -1,5 +1,6 @@
 """Gating on kata with teachers of unequal prices: nearly all pairs at less than half the cost."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -155,6 +156,24 @@ def test_expected_gains_depend_on_the_agreeing_teachers() -> None:
     )
     assert lonely == pytest.approx(0.2, abs=0.1) and backed == pytest.approx(0.8, abs=0.1)
     assert lonely < other < backed, "where nothing like it was seen, what holds of all open states"
+
+
+def test_a_teacher_of_unknown_price_is_asked_last(small_world: Any) -> None:
+    root, server, rollouts = small_world
+    prices = {"usd_per_mtok_in": 1.0, "usd_per_mtok_out": 1.0}
+    table = [
+        {"name": name, "model": name, "base_url": server.url, "max_tokens": 99, **({} if name == "dear" else prices)}
+        for name in ("dear", "plain", "simple")
+    ]
+    config = replay_teachers.Config(teachers=table, selection={"rule": "disagreement"}, max_usd_per_rollout=1e6)
+    done = runner.execute("replay-teachers", {"rollouts": rollouts}, config, root=root / "unknown")
+    states = {name: set[str]() for name in PRICES}
+    for row in Run(done.path).rows(TEACHER_ACTION):
+        states[row["teacher"]].add(row["state_sha256"])
+    assert states["dear"] < states["plain"] == states["simple"]
+    explored = state_of(1, "s", plain="p", simple="q", dear="d")
+    explored.costs["dear"] = []
+    assert ExpectedGains([explored], ["plain", "simple"], "dear").price(explored, "dear") == math.inf
 
 
 @pytest.mark.slow
