@@ -18,16 +18,16 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import orjson
 
-from composer_stages import json_text
 from composer_stages.data_files import load_template
-from composer_stages.errors import ComposerError, Incomplete, UsageError
+from composer_stages.envs import task_table
+from composer_stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from composer_stages.layout import aligned
 from composer_stages.messages import Message
 from composer_stages.rollouts import collection_checks
@@ -221,22 +221,34 @@ def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConf
     _run([program(config.command), *words], folder)
     if not result.exists():
         raise ComposerError("juicer-without-result", result=result)
-    with result.open("rb") as lines:
-        results = [json_text.loads(line) for line in lines if line.strip()]  # with NaN, as Python writes it
-    if strange := next((row for row in results if row.get("id") not in ids), None):
-        raise ComposerError("juicer-without-ids", id=strange.get("id"), keys=[*strange])
-    reasons: dict[str, str] = {}
+    results, reasons = _rows(result), dict[str, str]()
+    _require_ids(results, ids)
     for path in sorted(result.parent.rglob("trace/*.jsonl")):
         kind, _, operator = path.stem.partition("-")
-        with path.open("rb") as file:
-            for trace in map(json_text.loads, file):
-                # A deduplicator traces pairs of equal samples (dup1 was kept), a filter the samples that it dropped.
-                if kind == "duplicate":
-                    reasons[trace["dup2"]["id"]] = f"{operator}, like {trace['dup1']['id']}"
-                else:
-                    statistics = (f"{name} {value}" for name, value in sorted((trace.get(STATS) or {}).items()))
-                    reasons[trace["id"]] = f"{operator} ({', '.join(statistics)})"
+        traces = _rows(path)
+        # A deduplicator traces pairs of equal samples (dup1 was kept), a filter the samples that it dropped.
+        dropped = [trace.get("dup2") or {} for trace in traces] if kind == "duplicate" else traces
+        _require_ids(dropped, ids)
+        for row, trace in zip(dropped, traces, strict=True):
+            if kind == "duplicate":
+                reasons[row["id"]] = f"{operator}, like {(trace.get('dup1') or {}).get('id')}"
+            else:
+                statistics = (f"{name} {value}" for name, value in sorted((row.get(STATS) or {}).items()))
+                reasons[row["id"]] = f"{operator} ({', '.join(statistics)})"
     return RecipeResult({row["id"]: row.get(STATS) or {} for row in results}, reasons)
+
+
+def _rows(path: Path) -> list[Row]:
+    """Return the rows of a file that Data-Juicer wrote; `ComposerError` where it is damaged."""
+    try:
+        return task_table.read_rows(path)
+    except BadInput as error:
+        raise ComposerError("juicer-file-damaged", error=error) from None
+
+
+def _require_ids(rows: Iterable[Row], ids: Collection[str]) -> None:
+    for strange in (row for row in rows if row.get("id") not in ids):
+        raise ComposerError("juicer-without-ids", id=strange.get("id"), keys=[*strange])
 
 
 def _read_recipe(path: str) -> bytes:

@@ -133,6 +133,22 @@ def test_statistics_that_are_no_number_are_null_and_lost_ids_are_named(tmp_path:
     refused(lambda: run_recipe(said, config, tmp_path), ComposerError, code="juicer-without-ids", id=7)
 
 
+def test_damaged_files_of_data_juicer_are_named(tmp_path: Path, recipe: str) -> None:
+    program = Path(stand_in(tmp_path / "elsewhere"))
+    config, script = JuicerConfig(recipe=recipe, command=str(program)), program.read_text()
+    said: list[tuple[str, list[dict[str, str]]]] = [("a", [{"role": "user", "content": "A" * 40}])]
+    trace = 'os.makedirs(os.path.dirname(told["--export_path"]) + "/trace")\n'
+    trace += 'open(os.path.dirname(told["--export_path"]) + "/trace/%s-x.jsonl", "w").write(\'%s\')\n'
+    for more, code in (
+        ('open(told["--export_path"], "a").write(\'{"id": "a", "te\')\n', "juicer-file-damaged"),
+        ('open(told["--export_path"], "ab").write(b"7\\n")\n', "juicer-file-damaged"),
+        (trace % ("filter", '{"id": "a"'), "juicer-file-damaged"),
+        (trace % ("duplicate", '{"dup1": {"id": "a"}}'), "juicer-without-ids"),
+    ):
+        program.write_text(script + more)
+        refused(lambda: run_recipe(said, config, tmp_path), ComposerError, code=code)
+
+
 def test_a_missing_program_or_one_in_this_environment_is_refused(tmp_path: Path, recipe: str) -> None:
     for command, code in (("/no/such/dj-process", "juicer-missing"), (sys.executable, "juicer-in-own-environment")):
         config = JuicerConfig(recipe=recipe, command=command)
