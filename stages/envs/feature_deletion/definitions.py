@@ -106,6 +106,8 @@ class Definition:
 
 def definitions(path: str, text: str) -> list[Definition]:
     """Return the definitions of a file, none when it cannot be parsed."""
+    if "\r" in text.replace("\r\n", ""):  # a line end for ast, and none for the edits
+        return []
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):

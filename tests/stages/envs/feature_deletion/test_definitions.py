@@ -59,3 +59,9 @@ def test_every_removal_from_the_standard_library_parses(name: str, keep: Keep) -
         edits = definition.edits(keep)
         assert not edits or STUB in apply_edits(text, edits)
         ast.parse(apply_edits(text, edits))
+
+
+def test_a_file_with_line_ends_that_only_python_counts_is_left_out() -> None:
+    text = "a = 1\n\n\ndef add(a, b):\n    total = a + b\n    return total\n"
+    assert [one.qualname for one in definitions("m.py", text.replace("\n", "\r\n"))] == ["add"]
+    assert not definitions("m.py", text.replace("\n", "\r")) and not definitions("m.py", "\r" + text)
