@@ -36,8 +36,8 @@ from composer_stages.runs.kinds import Row
 from composer_stages.runs.settings import nearest_keys
 from composer_stages.words import Sentence
 
-LABELS = frozenset({"id", "family", "split"})
-"""Fields that do not change what a task asks for."""
+UNLABELLED = {"id": "", "family": "", "split": None}
+"""Fields that do not change what a task asks for, as they are in a row that does not set them."""
 RESERVED = frozenset({".git", ".hg", ".svn"})
 
 
@@ -125,7 +125,7 @@ class TaskRow(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     id: str = Field(default="", max_length=200, pattern=r"^[\w.:+-]*$")
-    """Unique among the rows; a digest of the row where it is left out."""
+    """Unique among the rows; where it is left out a digest of the row without its family and split."""
     prompt: str = Field(min_length=1)
     files: dict[SafePath, str] = {}
     """Path -> text. Written over those of an archive or a commit."""
@@ -214,8 +214,8 @@ def load(path: str) -> list[Row]:
             problems.append(f"{where}: {'; '.join(map(_problem, error.errors(include_url=False)))}")
             continue
         row["calls"] = [call | {name: json_text.exact(call[name]) for name in values.EXACT} for call in row["calls"]]
-        content = store.digest({name: value for name, value in row.items() if name not in LABELS})
-        row["id"] = row["id"] or f"task-{store.digest(row)[:12]}"
+        content = store.digest({name: value for name, value in row.items() if name not in UNLABELLED})
+        row["id"] = row["id"] or f"task-{store.digest(row | UNLABELLED)[:12]}"
         row["folder"] = str(Path(path).expanduser().absolute().parent)
         # Under two ids one task would count twice, and could be trained on and evaluated.
         if (first := contents.setdefault(content, where)) != where:

@@ -31,6 +31,8 @@ def test_a_row_needs_a_prompt_and_a_test_and_gets_an_id(tmp_path: Path) -> None:
     assert first["id"].startswith("task-") and second["id"] == "mine"
     assert family_of(first) == first["id"] and family_of(second) == "f"
     assert rows.load(written(tmp_path, GOOD))[0]["id"] == first["id"], "an id is that of the row, not of its place"
+    labelled = {**GOOD, "family": "f", "split": "eval"}
+    assert rows.load(written(tmp_path, labelled))[0]["id"] == first["id"], "in another split it is the same task"
 
 
 BAD = {
