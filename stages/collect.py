@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from composer_stages.envs import task_table
 from composer_stages.envs.base import Task
 from composer_stages.errors import Incomplete
 from composer_stages.layout import counted
@@ -137,8 +136,6 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     if config.players():
         turns = {teacher.name: played[teacher.name] for teacher in config.players()}
         out.set_summary(turns_of_teachers=turns)
-    if config.env.curriculum:
-        out.set_summary(selected_by=task_table.selected_by(config.env.curriculum))
     outcome = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if hidden_pass is not None and visible_pass is not None:
         outcome += f", hidden tests pass {100 * hidden_pass:.1f} %, visible tests pass {100 * visible_pass:.1f} %"

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from composer_stages.data_files import load_template
 from composer_stages.envs.base import Grade
 from composer_stages.errors import BadInput, Incomplete
-from composer_stages.rollouts.trace import require_unmixed
+from composer_stages.rollouts.trace import inherited, lineage, require_unmixed
 from composer_stages.runs.kinds import DIFFICULTY, ROLLOUT, TASK, Row
 from composer_stages.runs.run import Inputs, RunWriter, Slot
 from composer_stages.runs.settings import StageConfig
@@ -127,13 +127,11 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
 
 
 def _selected_by(inputs: Inputs) -> list[str]:
-    """Return the digests of the runs whose rollouts select, and of those that selected their tasks before.
+    """Return the digests of what holds the rollouts that select, and of those that selected their tasks before.
 
     Chance that made a task pass here is gone where it is played again, so these rollouts are no measure of its model.
     """
-    runs = inputs.many("rollouts")
-    earlier = (run.manifest.outcome.summary.get("selected_by", []) for run in runs)
-    return sorted({*(run.manifest.content for run in runs), *(digest for digests in earlier for digest in digests)})
+    return sorted({digest for digests in inherited(inputs.many("rollouts")).values() for digest in digests})
 
 
 def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
@@ -148,7 +146,9 @@ def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
             if task.row != row:
                 raise BadInput("task-id-reused", run=run.path, task_id=row["task_id"])
     models: Counter[str] = Counter()
-    for run in with_rollouts:
+    # Nor do rollouts count again that another run has of one of these, such as those that a recipe keeps.
+    given = {run.manifest.content for run in with_rollouts}
+    for run in (run for run in with_rollouts if not given & lineage(run) - {run.manifest.content}):
         for rollout in require_unmixed(run).scan(ROLLOUT).rows(ROLLOUT_COLUMNS):
             entry = tasks.get(rollout["task_id"])
             if entry is None:

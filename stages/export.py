@@ -25,6 +25,7 @@ from composer_stages.layout import aligned, counted
 from composer_stages.policy import adapters
 from composer_stages.policy.adapters import CheckpointInfo
 from composer_stages.policy.base import PolicyConfig
+from composer_stages.rollouts.trace import inherited
 from composer_stages.runs import store
 from composer_stages.runs.kinds import CHECKPOINT, PAIR, ROLLOUT, STEP, TASK, Kind
 from composer_stages.runs.run import Inputs, Run, RunWriter, Slot
@@ -124,6 +125,9 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Write every file of the format, and a report of what they hold and lack."""
     target = TARGETS[config.format]
     target.write(target.source(inputs, config), config, out)
+    if config.uses_gpu() and (checkpoint := inputs.optional("checkpoint")):
+        # For `evaluate`, which refuses to evaluate the model on what it was trained on.
+        out.document("checkpoint", CheckpointInfo.of(checkpoint).model_dump(mode="json"))
 
 
 def _find_rollouts(inputs: Inputs, config: Config) -> Run:
@@ -145,7 +149,9 @@ def _write_rollouts(rollouts: Run, config: Config, out: RunWriter) -> None:
         raise BadInput("nothing-to-export", run=rollouts.path, format=config.format, reasons=why)
     reasons = sorted((+dropped).items())
     out.count(rollouts=number, files=len(written), **{f"dropped_{reason}": number for reason, number in reasons})
-    out.set_summary(format=config.format, lost=list(format_writer.lost), dropped=dict(+dropped))
+    out.set_summary(
+        format=config.format, lost=list(format_writer.lost), dropped=dict(+dropped), **inherited([rollouts])
+    )
     lines = [f"{counted(number, 'rollout')} as {config.format}", aligned(written)]
     lines += ["not in these files", *(f"  {number} {reason}" for reason, number in reasons)]
     lines += [f"  {fact}" for fact in format_writer.lost]

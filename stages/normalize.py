@@ -32,7 +32,7 @@ from composer_stages.layout import aligned
 from composer_stages.messages import Message
 from composer_stages.rollouts import collection_checks
 from composer_stages.rollouts.collection_checks import Account
-from composer_stages.rollouts.trace import conversation, rollout_rows
+from composer_stages.rollouts.trace import conversation, inherited, rollout_rows
 from composer_stages.runs import store
 from composer_stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
 from composer_stages.runs.run import Inputs, RunWriter, Slot
@@ -112,6 +112,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     conversations = ((row["rollout_id"], conversation(steps)) for row, steps in rollout_rows(source) if steps)
     verdict = run_recipe(conversations, config.dj, out.scratch("data-juicer"))
     out.progress("Data-Juicer", 1, 1)
+    out.set_summary(**inherited([source]))
     judgements, checks = JudgedRollouts(), collection_checks.CollectionChecks()
     dropped = set[str]()
 

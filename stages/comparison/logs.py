@@ -48,7 +48,7 @@ from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
 from composer_stages.formats.rows import usage
-from composer_stages.rollouts.trace import require_unmixed
+from composer_stages.rollouts.trace import exports_of, inherited, require_unmixed
 from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from composer_stages.runs.run import Run
@@ -119,8 +119,10 @@ class ReadLog:
     """The number of an earlier side with the same content."""
     judges: tuple[str, ...] = ()
     """Who scored each sample, where several did: their numbers are the seeds of the items."""
+    lineage: frozenset[str] = frozenset()
+    """Digests of what holds these rollouts: runs, and files of other programs."""
     selected_by: frozenset[str] = frozenset()
-    """Digests of the runs whose rollouts selected the tasks of this one."""
+    """Digests of what holds the rollouts that selected the tasks of these."""
 
     @property
     def models(self) -> list[str]:
@@ -251,14 +253,21 @@ def read(path: str, columns: Columns = EVERY_COLUMN) -> ReadLog:
     """Return the items of a log; columns: what the user says of those of a table, and the units of its tasks."""
     log_path = Path(path).expanduser()
     if run := find_run(log_path):
-        selected_by = frozenset(run.manifest.outcome.summary.get("selected_by", []))
         log = read_run(run, log_path.name, columns.unit)
-        return replace(log, digests=(run.manifest.content,), selected_by=selected_by)
+        return _derived(log, [run], (run.manifest.content,))
     sources = find_sources(path)
     alone = len(sources) == 1 or (log_path.is_file() and (is_csv(path) or log_path.suffix in TABLES))
     table = read_table(path if log_path.is_file() else str(sources[0].path), sources[0], columns) if alone else None
     log = read_program(path, sources, columns.unit) if table is None else read_scores(table, sources[0])
-    return replace(log, digests=tuple(sorted(source.sha256 for source in sources if not source.is_sidecar)))
+    given = [source for source in sources if not source.is_sidecar]
+    return _derived(log, exports_of(source.path for source in given), sorted(source.sha256 for source in given))
+
+
+def _derived(log: ReadLog, runs: Sequence[Run], digests: Sequence[str]) -> ReadLog:
+    """Return a log with its digests, and with those of what its rollouts, which these runs hold, come from."""
+    known = inherited(runs)
+    lineage, selected_by = (frozenset(known.get(name, ())) for name in ("rollouts_of", "selected_by"))
+    return replace(log, digests=tuple(digests), lineage=lineage | {*digests}, selected_by=selected_by)
 
 
 # A program's files.

@@ -163,6 +163,9 @@ class EnvStageConfig(StageConfig):
                     out.set_summary(left_out=left_out)
             if out is not None:
                 self._require_same_tasks(tasks, out)
+                # An environment may have an option that names a run of tasks, too.
+                if selected_by := task_table.selected_by([self.env.curriculum, *self.env.options.values()]):
+                    out.set_summary(selected_by=selected_by)
             for remark in () if at_most else remarks:
                 with activity(Notice(remark)):
                     pass

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,9 +47,11 @@ def read_tasks(folder: str, env: str, split: Split, count: int) -> list[Task]:
     return chosen
 
 
-def selected_by(folder: str) -> list[str]:
-    """Return the digests of the runs whose rollouts selected the tasks of a run of curriculum."""
-    return list(Run(Path(folder).expanduser()).manifest.outcome.summary.get("selected_by", []))
+def selected_by(values: Iterable[Any]) -> list[str]:
+    """Return the digests of the rollouts that selected the tasks of those of these values that are paths of runs."""
+    paths = (Path(value).expanduser() for value in values if isinstance(value, str) and value)
+    runs = (Run(path) for path in paths if (path / "manifest.json").is_file())
+    return sorted({digest for run in runs for digest in run.manifest.summary.get("selected_by", ())})
 
 
 def identity(folder: str) -> str:

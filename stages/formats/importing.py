@@ -22,6 +22,7 @@ from composer_stages.formats.swebench_logs import GradedLog
 from composer_stages.layout import aligned, counted, escape_line, shortened
 from composer_stages.rollouts import collection_checks, missing
 from composer_stages.rollouts.collection_checks import Account
+from composer_stages.rollouts.trace import exports_of, inherited
 from composer_stages.runs import store
 from composer_stages.runs.kinds import ORIGIN, ROLLOUT, STEP, TASK, Row
 from composer_stages.runs.run import Inputs, RunWriter
@@ -67,7 +68,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     graded = [source.graded for source in chosen if isinstance(source, swebench.Log)]
     if graded:
         out.document("graded", [log.record() for log in graded])
-    out.set_summary(reports=sidecars.reports.summary())
+    out.set_summary(reports=sidecars.reports.summary(), **inherited(exports_of(source.path for source in chosen)))
     _finish(session, config, out, graded)
 
 

@@ -8,8 +8,10 @@ after the other, so that the run may exceed memory.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, TypedDict
 
 import orjson
@@ -159,6 +161,36 @@ def require_unmixed(run: Run) -> Run:
     if share := config.get("rollouts", {}).get("mixed"):
         raise BadInput("rollouts.mixed-rollouts", path=run.path, mixed=share)
     return run
+
+
+def lineage(run: Run) -> set[str]:
+    """Return digests by which the rollouts of a run are known: its own, and those of runs and files that hold them."""
+    files: list[Row] = orjson.loads(run.read_file("sources.json") or "[]")
+    imported = (file["sha256"] for file in files if file["rollouts"])
+    return {run.manifest.content, *run.manifest.summary.get("rollouts_of", ()), *imported}
+
+
+def inherited(runs: Iterable[Run]) -> dict[str, Any]:
+    """Return what the summary of a run has that holds rollouts of these runs: their digests.
+
+    rollouts_of: of what holds the rollouts. selected_by: of the rollouts that selected their tasks.
+    """
+    sources = [*runs]
+    digests = {
+        "rollouts_of": {digest for run in sources for digest in lineage(run)},
+        "selected_by": {digest for run in sources for digest in run.manifest.summary.get("selected_by", ())},
+    }
+    return {name: sorted(of_name) for name, of_name in digests.items() if of_name}
+
+
+def exports_of(files: Iterable[Path]) -> list[Run]:
+    """Return the runs in whose folders these files lie, which wrote them."""
+    exports, parents = list[Run](), {path.resolve().parent for path in files}
+    for folder in {above for parent in parents for above in (parent, *parent.parents)}:
+        if (folder / "manifest.json").is_file():
+            with suppress(BadInput):  # a manifest of another program
+                exports.append(Run(folder))
+    return exports
 
 
 STATE_COLUMNS = [

@@ -1,5 +1,6 @@
 """curriculum: pass rates with their intervals from runs of collect, and the tasks of a band of them in order."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from support.runs import written
 from support.server import Reply, answer, serving
 from support.trainings import settings
 
-from composer_stages import collect, curriculum, train
+from composer_stages import collect, curriculum, export, import_traces, train
 from composer_stages.comparison.sides import read_sides
 from composer_stages.envs import task_table
 from composer_stages.envs.config import EnvConfig
@@ -162,6 +163,19 @@ def collected(root: Path, url: str, **env: Any) -> Run:
     return Run(runner.execute("collect", {}, config, root=root / "artifacts").path)
 
 
+def with_copies(run: Run, root: Path) -> list[str]:
+    """The paths of a run, of its export, and of that imported."""
+    made = [run]
+
+    def add(stage: str, given: dict[str, Run], config: Any) -> Run:
+        made.append(Run(runner.execute(stage, given, config, root=root / "artifacts").path))
+        return made[-1]
+
+    exported = add("export", {"rollouts": run}, export.Config(format="verifiers"))
+    add("import", {}, import_traces.Config(paths=[str(exported.path)]))
+    return [str(each.path) for each in made]
+
+
 def test_collect_plays_the_tasks_of_a_curriculum_in_its_order(tmp_path: Path) -> None:
     """The policy of the second run is asked about the tasks that the first one's rollouts put first."""
 
@@ -179,11 +193,13 @@ def test_collect_plays_the_tasks_of_a_curriculum_in_its_order(tmp_path: Path) ->
         again = collected(tmp_path, server.url, curriculum=str(rates.path))
     assert ids(again) == ordered and again.rows(TASK) == rates.rows(TASK)
     assert len(again.rows(ROLLOUT)) == 8 * len(ordered)
-    paths = str(first.path), str(again.path)
-    for sides in (paths, paths[::-1]):
-        refused(lambda sides=sides: read_sides(sides), BadInput, code="comparison.selected-by-side", selecting=paths[0])
+    selecting, later = with_copies(first, tmp_path), with_copies(again, tmp_path)
+    for one, other in [*product(selecting, later), *product(later, selecting)]:
+        with pytest.raises(BadInput) as error:
+            read_sides([one, other])
+        assert error.value.code == "comparison.selected-by-side" and error.value.values["selecting"] in selecting
     further = make(tmp_path, again, min_rollouts=8, max_rate=0.99)
-    assert {first.manifest.content, again.manifest.content} == {*task_table.selected_by(str(further.path))}
+    assert {first.manifest.content, again.manifest.content} == {*task_table.selected_by([str(further.path)])}
 
 
 def test_curriculum_of_another_environment_is_refused(tmp_path: Path) -> None:

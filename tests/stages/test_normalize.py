@@ -16,7 +16,7 @@ from support.transcripts import assistant, imported, jsonl, user
 from composer_stages import export, normalize
 from composer_stages.errors import ComposerError, Incomplete, UsageError
 from composer_stages.normalize import JuicerConfig, run_recipe
-from composer_stages.rollouts.trace import conversation, rollout_rows, transcripts
+from composer_stages.rollouts.trace import conversation, lineage, rollout_rows, transcripts
 from composer_stages.runs import runner, store
 from composer_stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
 from composer_stages.runs.run import Run
@@ -81,8 +81,10 @@ def test_imported_rollouts_keep_their_origins(tmp_path: Path, make: Callable[...
         {"messages": [user("Q"), assistant(text)], "resolved": True, "task_id": f"t{number}"}
         for number, text in enumerate(("A" * 40, "no", "B" * 50))
     ]
-    source = imported(tmp_path, jsonl(tmp_path / "in" / "chats.jsonl", *rows), model="m")
+    file = jsonl(tmp_path / "in" / "chats.jsonl", *rows)
+    source = imported(tmp_path, file, model="m")
     run = make(source)
+    assert lineage(run) >= {run.manifest.content, source.manifest.content, store.file_sha256(Path(file))}
     whole = source.rows(ORIGIN)
     assert run.rows(ORIGIN) == [whole[0], whole[2]] and len(run.rows(STEP)) == 2
     unrecorded = {name: counts[2] for name, counts in run.manifest.summary["collection_checks"].items()}
