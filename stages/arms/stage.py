@@ -28,7 +28,7 @@ from composer_stages.evaluation.report import arms_chart, text_table
 from composer_stages.evaluation.verdict import EvalVerdict, Look, decide
 from composer_stages.evaluation.words import SENTENCES, describe_verdict
 from composer_stages.policy import available, kind_of, scripted
-from composer_stages.policy.adapters import CheckpointInfo, refuse_trained
+from composer_stages.policy.adapters import CheckpointInfo, refuse_trained, trainings_of
 from composer_stages.policy.base import NotFinite, PolicyConfig
 from composer_stages.policy.served import answered_by, policy_notes
 from composer_stages.policy.serving import Serving
@@ -308,7 +308,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     infos = [CheckpointInfo.of(run) for run in trained]
     by_training = [(info.arm, info.train_seed, run) for info, run in zip(infos, trained, strict=True)]
     differing = (*trained_differences(by_training), *policy_differences(config.policies))
-    refuse_trained(infos, config.env.name, [task.task_id for task in tasks])
+    refuse_trained([*infos, *trainings_of(config.policies)], config.env.name, [task.task_id for task in tasks])
     looks = parts(len(tasks), config.looks)
     looks_taken: list[Look] = []
     damaged: dict[tuple[str, int], str] = {}

@@ -275,6 +275,8 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote in every state, play the pairs' actions if configured, then write the pairs, their states and the report."""
     rollouts = inputs.one("rollouts")
+    if env := rollouts.manifest.config.get("env"):  # by which a training knows the tasks that it learns from
+        out.set_summary(env=env["name"])
     if "teacher_actions" not in inputs:
         _refuse_continuing(rollouts, config)
         _compare_groups(rollouts, config, out)

@@ -4,7 +4,7 @@ A folder holds `adapter_config.json`, `adapter_model.safetensors`, the tokenizer
 never read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -155,6 +155,8 @@ class CheckpointInfo(BaseModel):
     split: Literal["train", "eval"]
     task_ids: tuple[str, ...]
     """Tasks of the training prompts, in the order of first use."""
+    further_tasks: dict[str, tuple[str, ...]] = {}
+    """Tasks of pairs and of earlier trainings by environment, which is "" where it is not known."""
     collapsed: str | None = None
     """How the training left its course, and at which step the model is, in one sentence; None where it did not."""
 
@@ -173,11 +175,20 @@ class CheckpointInfo(BaseModel):
             ) from None
 
 
+def trainings_of(policies: Mapping[str, PolicyConfig]) -> Iterator[CheckpointInfo]:
+    """Yield what is known of those of these models that lie in the folder of a training, or of its export."""
+    for name, policy in policies.items():
+        for folder in Path(policy.model).expanduser().absolute().parents[:2]:
+            with suppress(BadInput):
+                yield CheckpointInfo.of(Run(folder)).model_copy(update={"arm": name})
+
+
 def refuse_trained(infos: Iterable[CheckpointInfo], env: str, task_ids: Sequence[str]) -> None:
     """Raise `UsageError` when an arm was trained on one of these tasks of this environment, in any split."""
     for info in infos:
         # One environment may have several names, and ids of different environments may be equal by chance.
-        seen = set(info.task_ids) if envs.is_same_environment(info.env, env) else set()
+        by_env = [(info.env, info.task_ids), *info.further_tasks.items()]
+        seen = {name for of_env, ids in by_env if not of_env or envs.is_same_environment(of_env, env) for name in ids}
         if trained := [task_id for task_id in task_ids if task_id in seen]:
             raise UsageError(
                 "policy.tasks-trained-on",

@@ -15,7 +15,7 @@ from composer_stages.policy.base import Policy
 from composer_stages.rollouts import recording
 from composer_stages.rollouts.agent_loop import FinishedUnit, LiveRollout
 from composer_stages.runs import store
-from composer_stages.runs.kinds import HINT, ROLLOUT, STEP, TRAINING_REWARD, Row
+from composer_stages.runs.kinds import HINT, PAIR, ROLLOUT, STEP, TRAINING_REWARD, Row
 from composer_stages.runs.run import Run, RunWriter
 from composer_stages.runs.store import GroupCommit
 from composer_stages.training.channels import CHANNELS
@@ -171,6 +171,7 @@ def save(
         env=config.env.name,
         split=config.env.split,
         task_ids=tuple(dict.fromkeys([*(i for info in earlier for i in info.task_ids), *(t.task_id for t in tasks)])),
+        further_tasks=_further_tasks(earlier, out),
         collapsed=collapsed,
     )
     out.document("checkpoint", info.model_dump(mode="json"))
@@ -213,6 +214,18 @@ def save(
         remarks.append(taken_out[config.probe.project])
     lines = "".join(f"\n{line}\n" for line in remarks)
     out.write_file("report.txt", training_table(config.arm, logged) + course_text + lines)
+
+
+def _further_tasks(earlier: Iterable[CheckpointInfo], out: RunWriter) -> dict[str, tuple[str, ...]]:
+    """Return the tasks of the pairs and of earlier trainings by environment."""
+    by_env: dict[str, dict[str, None]] = {}
+    for info in earlier:
+        for env, task_ids in [(info.env, info.task_ids), *info.further_tasks.items()]:
+            by_env.setdefault(env, {}).update(dict.fromkeys(task_ids))
+    for run in (Run(Path(ref.path)) for ref in out.manifest.inputs.get("pairs", ())):
+        of_pairs = (row["task_id"] for row in run.scan(PAIR).rows(["task_id"]))
+        by_env.setdefault(run.manifest.summary.get("env") or "", {}).update(dict.fromkeys(of_pairs))
+    return {env: tuple(names) for env, names in by_env.items()}
 
 
 GRPO_COLUMNS = ("reward", "reward_std", "loss", "grad_norm", "entropy")

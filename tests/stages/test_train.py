@@ -29,6 +29,7 @@ from composer_stages.envs.base import Task
 from composer_stages.errors import BadInput, UsageError
 from composer_stages.messages import Message
 from composer_stages.policy import adapters
+from composer_stages.policy.adapters import CheckpointInfo
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import load_model
 from composer_stages.runs import runner, store
@@ -148,9 +149,12 @@ def test_a_pair_of_two_runs_counts_once(artifacts: Path, tiny: Path, pairs: Run)
     other = extract_pairs.Config(compare="canonical", outcome="ignore")
     again = Run(runner.execute("extract-pairs", given, other, root=artifacts).path)
     config = settings(tiny, weights={"sft": 1.0}, optimisation={"steps": 1}, pairs={"per_step": 2})
-    counts = Run(runner.execute("train", {"pairs": [pairs, again]}, config, root=artifacts).path).manifest.counts
-    number = len({row["pair_id"] for run in (pairs, again) for row in run.rows(PAIR)})
+    run = Run(runner.execute("train", {"pairs": [pairs, again]}, config, root=artifacts).path)
+    counts, rows = run.manifest.counts, [row for each in (pairs, again) for row in each.rows(PAIR)]
+    number = len({row["pair_id"] for row in rows})
     assert counts["pairs"] == number and counts["pairs_dropped_duplicate"] == len(pairs.rows(PAIR))
+    further, played = CheckpointInfo.of(run).further_tasks, given["rollouts"].manifest.config["env"]["name"]
+    assert {env: {*ids} for env, ids in further.items()} == {played: {row["task_id"] for row in rows}}
 
 
 def test_any_micro_batch_is_the_same_step(tmp_path: Path, artifacts: Path, tiny: Path, pairs: Run) -> None:
