@@ -145,7 +145,8 @@ def folder_sha256(folder: Path) -> str:
 
 def digest_of_files(digests: Mapping[str, str]) -> str:
     """Return the SHA-256 over names and digests of files, in their order."""
-    return digest([list(entry) for entry in digests.items()])
+    # A name may be no UTF-8.
+    return digest([[os.fsencode(name).decode(errors="backslashreplace"), of_file] for name, of_file in digests.items()])
 
 
 @cache

@@ -55,7 +55,7 @@ def unpack(source: Path, root: Path) -> Package:
     def is_left_behind(path: str, is_folder: bool) -> bool:
         name = PurePosixPath(path).name
         if not is_folder:
-            return name.endswith(LEFTOVERS)
+            return name.endswith(LEFTOVERS) or name in HISTORY  # such as the file .git of a submodule
         # `build` and `dist` hold copies of the code only at the top; deeper they may be modules of the package.
         at_top = path == name and name in BUILT_AT_TOP
         # An agent can recover removed code from caches: Composer 2.5's report names a type checker's.

@@ -23,7 +23,7 @@ from composer_stages.envs import folders
 from composer_stages.envs.base import Split, Task
 from composer_stages.envs.repo import grading, runner, session, trees
 from composer_stages.envs.repo.grading import TestRuntime
-from composer_stages.envs.repo.guest.composer_rules import COMMAND, SHOWN, is_test, shadowed_module
+from composer_stages.envs.repo.guest.composer_rules import COMMAND, HISTORY, SHOWN, is_test, shadowed_module
 from composer_stages.envs.repo.session import RepoEnvironment
 from composer_stages.envs.repo.task import Export, RepoTask, command_runner, filled_tree, pytest_runner, read_files
 from composer_stages.envs.repo.trees import EXECUTABLE, REGULAR, TreeFile
@@ -193,7 +193,8 @@ def write_files(folder: Path, row: Row | Mapping[str, Any]) -> None:
     if row["archive"]:
         with trees.scratch() as scratch:
             inside = trees.extract_archive(rows.source_path(row, "archive"), scratch)
-            folders.copy(inside, folder)
+            # Without a repository: its history may hold the solution, and its configuration names programs to run.
+            folders.copy(inside, folder, lambda path, _: Path(path).name in HISTORY)
     elif row["git"]:
         with trees.scratch() as scratch:
             archive, empty = scratch / "tree.tar", scratch / "empty.git"

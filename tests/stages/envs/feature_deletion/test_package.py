@@ -1,6 +1,7 @@
 """A package is copied without what gives the answer away, and nothing of it is run."""
 
 import io
+import os
 import re
 import tarfile
 import zipfile
@@ -19,7 +20,13 @@ def paths(root: Path) -> set[str]:
 
 
 def test_history_caches_and_built_copies_stay_behind(tmp_path: Path) -> None:
-    leftovers = (".git/HEAD", "shelf/__pycache__/words.cpython-311.pyc", ".mypy_cache/3.11/shelf.json", "old.pyc")
+    leftovers = (
+        ".git/HEAD",
+        "submodule/.git",
+        "shelf/__pycache__/words.cpython-311.pyc",
+        ".mypy_cache/3.11/shelf.json",
+        "old.pyc",
+    )
     built = (
         "build/lib/shelf/words.py",
         "shelf.egg-info/SOURCES.txt",
@@ -30,6 +37,8 @@ def test_history_caches_and_built_copies_stay_behind(tmp_path: Path) -> None:
     kept = {"shelf/words.py", "shelf/build/x.py"}
     source = write(tmp_path / "source", dict.fromkeys([*leftovers, *built, *kept], "x = 1\n"))
     (root := tmp_path / "root").mkdir()
+    (source / os.fsdecode(b"shelf/caf\xe9.txt")).write_text("a name that is no UTF-8")
+    kept.add(os.fsdecode(b"shelf/caf\xe9.txt"))
     unpack(source, root)
     assert {path for path in paths(root) if "dist-info" not in path} == kept
 

@@ -137,15 +137,19 @@ def test_a_changed_check_is_restored_and_called_a_hack_unless_the_author_allows_
 
 def test_archives_and_commits_are_where_work_starts(tmp_path: Path) -> None:
     source = write(tmp_path / "source", {"sums.py": ADD.format("-")})
-    with tarfile.open(tmp_path / "source.tar.gz", "w:gz") as archive:
-        archive.add(source, "source")
     row = {"tests": ROWS[1]["tests"], "hidden": ROWS[1]["hidden"]}
     of_git = {**row, "git": "source", "commit": trees.commit(source)}
+    # An archive of a whole checkout, with its history and a program that git would run.
+    trees.git(source, "config", "core.fsmonitor", f"touch {tmp_path / 'run'}; false")
+    with tarfile.open(tmp_path / "source.tar.gz", "w:gz") as archive:
+        archive.add(source, "source")
     rows = {"archive": {**row, "archive": "source.tar.gz"}, "git": of_git, "lost": {**of_git, "commit": "0" * 40}}
     with closing(RowGrader(tmp_path, rows)) as graded:
         for name in ("archive", "git"):
             graded.env.reset(graded.tasks[name])
-            assert (graded.env._open_session().folder / "sums.py").read_text() == ADD.format("-")
+            assert (folder := graded.env._open_session().folder / "sums.py").read_text() == ADD.format("-")
+            assert "fsmonitor" not in (folder.parent / ".git" / "config").read_text()
+        assert not (tmp_path / "run").exists()
         with pytest.raises(BadInput, match="has no commit 0000"):
             graded.env.reset(graded.tasks["lost"])
 
