@@ -38,6 +38,8 @@ from composer_stages.words import Sentence
 
 UNLABELLED = {"id": "", "family": "", "split": None}
 """Fields that do not change what a task asks for, as they are in a row that does not set them."""
+UNASKED = UNLABELLED.keys() | {"solution", "timeout_s"}
+"""Fields in which two rows of one task may differ."""
 RESERVED = frozenset({".git", ".hg", ".svn"})
 
 
@@ -214,7 +216,8 @@ def load(path: str) -> list[Row]:
             problems.append(f"{where}: {'; '.join(map(_problem, error.errors(include_url=False)))}")
             continue
         row["calls"] = [call | {name: json_text.exact(call[name]) for name in values.EXACT} for call in row["calls"]]
-        content = store.digest({name: value for name, value in row.items() if name not in UNLABELLED})
+        asked = {**row, "prompt": row["prompt"].split()}
+        content = store.digest({name: value for name, value in asked.items() if name not in UNASKED})
         row["id"] = row["id"] or f"task-{store.digest(row | UNLABELLED)[:12]}"
         row["folder"] = str(Path(path).expanduser().absolute().parent)
         # Under two ids one task would count twice, and could be trained on and evaluated.

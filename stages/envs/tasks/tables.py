@@ -28,11 +28,14 @@ def parse_row(row: Row, types: Any = ()) -> Row:
             parsed[name] = value
             with suppress(ValueError):  # what is no JSON is refused by TaskRow, with the value
                 parsed[name] = json_text.loads(value)
-        elif isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
+            continue
+        kind = next((field.type for field in types if field.name == name), None)
+        is_map = hasattr(kind, "key_type")  # of which one without keys is an empty list
+        pairs = isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value)
+        if pairs and (is_map or value):
             parsed[name] = dict(value)
         else:
             _refuse_ambiguous(row, name, value)
-            kind = next((field.type for field in types if field.name == name), None)
             parsed[name] = _without_nulls(value, kind)
     for call in parsed.get("calls") or () if isinstance(row.get("calls"), list) else ():
         if isinstance(call, dict) and not call.get("raises"):

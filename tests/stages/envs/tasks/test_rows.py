@@ -77,6 +77,10 @@ BAD = {
         {**GOOD, "id": "other", "family": "f"},
         "line 2: it is the task of line 1 again; remove one",
     ),
+    "the same task with another solution": (
+        {**GOOD, "prompt": f"{GOOD['prompt']}\n", "solution": {"answer.txt": ""}, "timeout_s": 9},
+        "line 2: it is the task of line 1 again; remove one",
+    ),
     "a commit without git": ({**GOOD, "commit": "0123456789"}, "git and commit belong together"),
     "no hex commit": ({**GOOD, "git": ".", "commit": "--output=/tmp/x"}, "commit: it should match the pattern ^("),
     "an id with a slash": ({**GOOD, "id": "a/b"}, "id: it should match the pattern ^["),
@@ -158,6 +162,12 @@ def test_a_table_gives_the_rows_that_were_written(tmp_path: Path, written_rows: 
 )
 def test_a_null_of_a_table_that_may_be_a_value_is_named(row: dict, path: str) -> None:
     refused(lambda: tables.parse_row(row), BadInput, code="envs.tasks.null-in-table", path=path)
+
+
+def test_a_map_without_keys_is_read(tmp_path: Path) -> None:
+    files = pa.array([[], [("a.py", "x")]], pa.map_(pa.string(), pa.string()))
+    pq.write_table(pa.table({"prompt": ["p", "q"], "test": ["true"] * 2, "files": files}), tmp_path / "my.parquet")
+    assert [row["files"] for row in rows.load(str(tmp_path / "my.parquet"))] == [{}, {"a.py": "x"}]
 
 
 def test_json_of_arrow_is_read(tmp_path: Path) -> None:
