@@ -159,6 +159,8 @@ class _ChannelStep(ComposedStep):
             if grpo_config is None
             else {"policy": {"temperature": grpo_config.temperature}, "seed": grpo_config.seed}
         )
+        if unread := (settings or {}).keys() - {"pairs", "hints"}:
+            raise UsageError("python.channel-setting-unread", name=min(unread))
         with errors_in_python():
             config = build("train", Config, [{**(settings or {}), "weights": dict(weights or {}), **sampling}])
         self._pairs, self._hints = PairSource([], config.pairs.per_step, config.seed), _GivenHints(config.hints)
@@ -221,6 +223,8 @@ class _ChannelStep(ComposedStep):
             columns |= {"log_extra": self._log_completion_extra, "log_metric": self._log_metric}
             hints = self._hint(prompts=prompts, completions=completions, completion_ids=completion_ids_list, **columns)
             hints = background.run(hints) if isinstance(hints, Coroutine) else hints
+            if odd := [hint for hint in hints if not isinstance(hint, str | None)]:  # such as False, or pandas' NaN
+                raise BadInput("python.hint-no-text", value=odd[0])
             if len(hints) != len(prompts):
                 raise BadInput("python.hints-of-other-length", hints=len(hints), completions=len(prompts))
             hinted_prompts = [

@@ -4,6 +4,7 @@ Also tool calls: checked against the declared tools, executed in order, mistakes
 """
 
 import math
+import struct
 import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,7 @@ def check_grade(value: Any, environment: Environment) -> Grade:
         return value
     reward: Any = value.reward
     # numpy's scalars are Real too. A NaN or an infinity would poison every mean that it enters.
-    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(float(reward)):
+    if isinstance(reward, bool) or not isinstance(reward, Real) or not _is_finite_in_float32(reward):
         raise WrongValue("envs.grade-reward", returned=_short(reward))
     value = replace(value, reward=float(reward))
     ground = value.ground or getattr(environment, "ground", None)
@@ -104,6 +105,13 @@ def check_grade(value: Any, environment: Environment) -> Grade:
     if getattr(environment, "require", "report") == "values" and ground != "values" and float(reward) > 0:
         return replace(value, reward=None, hidden_pass=None, ground=ground, error=Sentence("envs.not-paid"))
     return replace(value, ground=ground if value.passed or float(reward) >= 1 else None)
+
+
+def _is_finite_in_float32(number: Any) -> bool:
+    """Return whether a number is finite in float32, in which training computes advantages."""
+    with suppress(OverflowError):
+        return math.isfinite(number) and bool(struct.pack("<f", number))
+    return False
 
 
 def grade_together(environments: list[Environment]) -> list[Any] | None:

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
@@ -44,7 +44,7 @@ from composer_stages.training.replicas import AllRoundsDone, OuterSteps, Replica
 from composer_stages.training.report import TrainingJournal
 from composer_stages.training.rollout_gradients import RolloutGradients
 from composer_stages.training.rollouts import LockStep, RolloutQueue, Rollouts, Schedule, prompt_order
-from composer_stages.training.trl_arguments import lora, trl_arguments
+from composer_stages.training.trl_arguments import lora, trl_arguments, trl_refusal
 
 
 def fit_plan(plan: TrainPlan, inputs: Inputs, tasks: Sequence[Task], out: RunWriter, ranks: Ranks) -> TrainPlan:
@@ -260,10 +260,16 @@ class TrainingSession:
             "callbacks": callbacks,
             "peft_config": lora(config.adapter, student.policy.model),
         }
-        if student.sharded is None:
-            return step.ComposedTrainer(**parts)
-        in_shares = TrainerInStep if config.adapter.rank else ShardedTrainer
-        return in_shares(sharded=student.sharded, **parts)
+        kind: Any = step.ComposedTrainer
+        if student.sharded is not None:
+            kind = TrainerInStep if config.adapter.rank else ShardedTrainer
+            parts["sharded"] = student.sharded
+        try:
+            return cast(step.ComposedTrainer, kind(**parts))
+        except (ValueError, ImportError) as error:
+            if not config.trl:
+                raise
+            raise trl_refusal(config.trl, error) from error
 
     def fit(self) -> tuple[step.ComposedTrainer, int]:
         """Train from the newest complete checkpoint; return the trainer, and the steps that the model was trained by.

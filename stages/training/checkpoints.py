@@ -30,19 +30,26 @@ def newest(folder: Path, out: RunWriter, most: float = math.inf) -> Path | None:
     most: steps that it may have taken.
     """
     checkpoint, damaged = None, list[tuple[str, str]]()
-    for path in sorted(folder.glob("checkpoint-*"), key=steps_of, reverse=True):
+    # A copy that someone kept under another name, such as checkpoint-5-old, is none of the training's.
+    of_training = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    for path in sorted(of_training, key=steps_of, reverse=True):
         if not (path / store.SEAL).exists():  # its process was killed before it was complete
-            rmtree(path)
+            _delete(path)
         elif checkpoint is None and steps_of(path) <= most:
             if damage := store.folder_damage(path):
                 damaged.append((path.name, damage))
-                rmtree(path)
+                _delete(path)
             else:
                 checkpoint = path
     if damaged:
         name = checkpoint and checkpoint.name
         out.progress(Notice(Sentence("training.checkpoints-damaged", damaged=damaged, checkpoint=name)), 0, 0)
     return checkpoint
+
+
+def _delete(checkpoint: Path) -> None:
+    """Delete a checkpoint, or the link to one that was moved to another disk."""
+    checkpoint.unlink() if checkpoint.is_symlink() else rmtree(checkpoint)
 
 
 def steps_of(checkpoint: Path) -> int:

@@ -144,7 +144,7 @@ class Optimisation(Settings):
     """GRPO's KL to the reference."""
     loss_type: str = "dapo"
     """TRL's form of the GRPO loss."""
-    micro_batch: int | None = None
+    micro_batch: int | None = Field(default=None, gt=0)
     """Rollouts in one forward and backward pass, which moves results by rounding alone. None takes all of a step for a
     small model, else what is fastest of what fits into the free memory: into a third of a CPU's, 85 % of a GPU's."""
     max_tokens_per_micro_batch: int | None = Field(default=None, gt=0)

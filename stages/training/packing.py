@@ -242,7 +242,7 @@ def laid_out(families: Sequence[Family]) -> tuple[list[int], list[int], list[int
             first = len(ids)
             ids += branch[:-1]
             positions += range(len(prompt), len(prompt) + len(branch) - 1)
-            predictors += [last, *range(first, len(ids))]
+            predictors += [last, *range(first, len(ids))][: len(branch)]  # a masked rollout has no token
             if len(branches) > 1 and len(branch) > 1:
                 segments.append(Segment(first, len(branch) - 1, start, len(prompt)))
         segments.append(Segment(start, len(prompt) if len(branches) > 1 else len(ids) - start, start, 0))

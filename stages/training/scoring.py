@@ -141,7 +141,7 @@ def _separately(model: Any, trees: Sequence[Tree], batched: float, logits: bool)
             row * width + len(prompt) - 1 + i for row, (prompt, branch) in enumerate(bucket) for i in range(len(branch))
         ]
         padded = torch.tensor([row + [0] * (width - len(row)) for row in inputs], dtype=torch.long)
-        ids, positions = on_device([padded, torch.tensor(places)], device)
+        ids, positions = on_device([padded, torch.tensor(places, dtype=torch.long)], device)
         small_models.forget_lengths(model)
         compute = model if logits else model.get_decoder()
         out = compute(input_ids=ids, use_cache=False)

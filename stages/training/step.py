@@ -504,7 +504,8 @@ def statistics(
     logps, entropy = through_head(model, scored, temperature, ("entropy",))
     of_rows = [row for row, size in zip(groups.rows, scored.sizes, strict=True) for _ in range(size)]
     of_columns = [column for size in scored.sizes for column in range(size)]
-    rows, columns = on_device([torch.tensor(of_rows), torch.tensor(of_columns)], logps.device)  # [N] each
+    indices = [torch.tensor(of, dtype=torch.long) for of in (of_rows, of_columns)]  # [N] each; N may be 0
+    rows, columns = on_device(indices, logps.device)
     empty = torch.zeros(groups.shape, dtype=logps.dtype, device=logps.device)
     return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy.detach())
 
@@ -547,7 +548,8 @@ def rows_of(inputs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     height, width = inputs["completion_ids"].shape
     index = torch.tensor(rows, device=inputs["completion_ids"].device)
     masks = (inputs["prompt_mask"], inputs["completion_mask"])
-    prompt, completion = torch.stack([mask[index].sum(1).max() for mask in masks]).tolist()
+    # At least one token: TRL's pass takes no fewer, and a rollout that was cut off may be masked whole.
+    prompt, completion = torch.stack([mask[index].sum(1).max().clamp(min=1) for mask in masks]).tolist()
     part: dict[str, Any] = {}
     for name, value in inputs.items():
         if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != height:

@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
 from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
+from transformers import Trainer, get_scheduler
 from trl.trainer.grpo_config import GRPOConfig
 
 from composer_stages.errors import UsageError, refusal
@@ -23,14 +26,32 @@ CHOICES = {
     "loss_type": ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
     "scale_rewards": ("group", "batch", "none"),
     "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 """Values that TRL 1.16 checks only in the first step (trainer/grpo_trainer.py)."""
 
 
-REFUSALS = (ValueError, TypeError, AttributeError, ImportError, NotImplementedError)
+REFUSALS = (ValueError, TypeError, AttributeError, ImportError, NotImplementedError, OSError)
 """What GRPOConfig raises for values that it cannot use."""
 TRUNCATED = {"vllm_importance_sampling_mode": "token_truncate"}
 """How TRL corrects for the policy of a server unless asked otherwise: weights of tokens, cut off above."""
+
+
+def _built(values: Mapping[str, Any]) -> GRPOConfig:
+    """Return TRL's configuration of these fields; one of `REFUSALS` also for what the first step would raise."""
+    config = GRPOConfig(**values)
+    optimiser = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
+    warmup, kwargs = config.get_warmup_steps(config.max_steps), config.lr_scheduler_kwargs
+    get_scheduler(config.lr_scheduler_type, optimiser, warmup, config.max_steps, kwargs)
+    with suppress(ValueError):  # of optimisers that are made for a model, which is not loaded yet
+        Trainer.get_optimizer_cls_and_kwargs(config)
+    return config
+
+
+def trl_refusal(user_fields: Mapping[str, Any], error: Exception) -> UsageError:
+    """Return TRL's refusal of a user's fields as ours."""
+    refused = ", ".join(f"trl.{key} = {value!r}" for key, value in user_fields.items())
+    return UsageError("training.trl-refuses", refused=refused, error=str(error).strip().splitlines()[0])
 
 
 def checked_config(defaults: Mapping[str, Any], user_fields: Mapping[str, Any]) -> GRPOConfig:
@@ -42,19 +63,18 @@ def checked_config(defaults: Mapping[str, Any], user_fields: Mapping[str, Any]) 
         if key not in names:
             raise UsageError("training.no-trl-field", key=key, fields=[f"trl.{name}" for name in names])
     try:
-        config = GRPOConfig(**{**defaults, **user_fields})
+        config = _built({**defaults, **user_fields})
     except REFUSALS as error:
         if not user_fields:
             raise
         # Name the fields that TRL refuses by themselves, or all where only their combination is wrong.
-        alone = []
+        alone = {}
         for key, value in user_fields.items():
             try:
-                GRPOConfig(**{**defaults, key: value})
+                _built({**defaults, key: value})
             except REFUSALS:
-                alone.append(key)
-        refused = ", ".join(f"trl.{key} = {user_fields[key]!r}" for key in alone or user_fields)
-        raise UsageError("training.trl-refuses", refused=refused, error=str(error).strip().splitlines()[0]) from None
+                alone[key] = value
+        raise trl_refusal(alone or user_fields, error) from None
     # A dataclass checks no types: "0.1" for a number would fail in the first step, or silently mean something else.
     hints = get_type_hints(GRPOConfig)
     for key in user_fields:
@@ -130,7 +150,7 @@ def trl_arguments(plan: TrainPlan, folder: Path, mixed: bool = False) -> GRPOCon
         max_completion=plan.max_completion,
         device=plan.device,
         processes=plan.processes,
-        seed=config.seed,
+        seed=config.seed % 2**32,  # numpy's generator, which TRL seeds too, takes no others
         bf16=mixed,
         report_to=list(config.report_to),
         run_name=config.label(),

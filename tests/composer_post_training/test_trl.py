@@ -232,6 +232,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
         ({"weights": {"taid": 0.1}}, composer.UsageError, "taid .* `composer train`"),
         ({"weights": {"dop": 0.1}}, composer.UsageError, "'dop'.* Did you mean 'dpo'.* grpo, dpo, simpo, sft, sdpo"),
         ({"settings": {"pairs": {"betta": 1}}}, composer.UsageError, r"pairs\.betta.*pairs\.beta"),
+        ({"settings": {"optimisation": {"beta": 0.04}}}, composer.UsageError, "'optimisation', which is not read"),
         (
             {"pairs": [{**PAIRS[0], "chosen": [*said("a"), *asked("b")]}], "weights": {"sft": 1}},
             composer.BadInput,
@@ -269,6 +270,13 @@ def test_unusable_pairs_hints_and_weights_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         trainer(tmp_path, with_channels(), **given)
+
+
+@pytest.mark.parametrize("hint", [False, math.nan])
+def test_a_hint_that_is_no_text_is_refused(tmp_path: Path, hint: Any) -> None:
+    """As `not right and "The answer is 4."` gives one, and a column of pandas; f"{hint}" had been taught."""
+    one = trainer(tmp_path, with_channels(), weights={"sdpo": 1.0}, hints=lambda prompts, **columns: [hint] * 8)
+    refused(one.train, composer.BadInput, code="python.hint-no-text")
 
 
 def test_dpo_trainer_takes_the_pairs_of_a_run(tmp_path: Path, made: Path) -> None:

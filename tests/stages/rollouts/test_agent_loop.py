@@ -129,6 +129,8 @@ def test_an_exception_ends_one_rollout_and_names_line_task_and_owner(
         ("grade", Grade(reward=math.nan), "reward=nan"),
         ("grade", Grade(reward="1"), "reward='1'"),
         ("grade", Grade(reward=True), "reward=True"),
+        ("grade", Grade(reward=1e39), "reward=1e+39"),
+        ("grade", Grade(reward=10**400), "reward=1000"),
         ("grade", Grade(reward=1.0, hidden_pass=1), "hidden_pass=1"),
         ("grade", 1.0, "returned 1.0"),
         ("grade", Grade(reward=1.0, work="?"), "work='?'"),

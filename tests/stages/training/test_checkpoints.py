@@ -73,6 +73,16 @@ def test_without_a_whole_checkpoint_training_starts_anew(tmp_path: Path, out: Ru
     assert "checkpoint-4" in sentence and "checkpoint-2" in sentence and "from its start" in sentence
 
 
+def test_a_copy_is_left_alone_and_a_link_to_a_damaged_checkpoint_is_deleted(tmp_path: Path, out: RunWriter) -> None:
+    folder, moved = tmp_path / "trainer", sealed(tmp_path / "moved")
+    copies = [sealed(folder / name) for name in ("checkpoint-5-old", "checkpoint-best")]
+    (folder / "checkpoint-5").symlink_to(moved)
+    assert newest(folder, out) == folder / "checkpoint-5"
+    empty(moved / "optimizer.pt")
+    assert newest(folder, out) is None
+    assert sorted(folder.iterdir()) == copies and moved.exists()
+
+
 def test_newest_ignores_checkpoints_beyond_the_limit(tmp_path: Path, out: RunWriter) -> None:
     first, second = sealed(tmp_path / "checkpoint-2"), sealed(tmp_path / "checkpoint-4")
     assert newest(tmp_path, out, most=3) == first and second.exists()

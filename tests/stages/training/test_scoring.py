@@ -374,6 +374,8 @@ def test_rows_are_cut_to_the_longest_among_them() -> None:
     assert part["num_items_in_batch"] == 5
     assert share("dapo", part, inputs) == 1.0 and share("grpo", part, inputs) == 0.5
     assert share("bnpo", part, inputs) == 0.2
+    masked = rows_of(inputs | {"completion_mask": torch.zeros(2, 4, dtype=torch.long)}, [0])
+    assert masked["completion_ids"].tolist() == [[1]] and masked["completion_mask"].tolist() == [[0]]
 
 
 def test_each_batch_takes_the_rows_of_its_own_rollouts_and_the_last_one_what_is_left() -> None:

@@ -180,15 +180,18 @@ def test_training_on_nothing_is_refused() -> None:
 
 
 def test_scored_together_is_scored_as_trl_does(tmp_path: Path) -> None:
-    """The pass that channels share with GRPO's groups gives TRL's log-probs and entropies, gradients included."""
+    """The pass that channels share with GRPO's groups gives TRL's log-probs and entropies, gradients included.
+
+    A row of the rollouts is masked whole, as `mask_truncated_completions` does with those that were cut off.
+    """
     trainer = composed(tmp_path)
     model = trainer.model.double()
     torch.manual_seed(0)
     inputs = {
-        "prompt_ids": torch.tensor([[0, 1, 2], [3, 1, 2], [0, 1, 2]]),
-        "prompt_mask": torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 1]]),
-        "completion_ids": torch.tensor([[1, 2, 3, 0], [2, 2, 0, 0], [3, 3, 3, 3]]),
-        "completion_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]),
+        "prompt_ids": torch.tensor([[0, 1, 2], [3, 1, 2], [0, 1, 2], [0, 1, 2]]),
+        "prompt_mask": torch.tensor([[0, 1, 1], [1, 1, 1], [0, 1, 1], [0, 1, 1]]),
+        "completion_ids": torch.tensor([[1, 2, 3, 0], [2, 2, 0, 0], [2, 3, 2, 3], [3, 3, 3, 3]]),
+        "completion_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]),
     }
     ids, mask = (torch.cat([inputs[f"prompt_{x}"], inputs[f"completion_{x}"]], 1) for x in ("ids", "mask"))
     theirs, their_entropy, _ = trainer._get_per_token_logps_and_entropies(model, ids, mask, 4, compute_entropy=True)
@@ -203,6 +206,8 @@ def test_scored_together_is_scored_as_trl_does(tmp_path: Path) -> None:
         torch.autograd.grad((x * weights).sum(), list(model.parameters()), allow_unused=True) for x in (ours, theirs)
     )
     torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    groups = group(inputs | {"completion_mask": torch.zeros(4, 4, dtype=torch.long)})
+    assert not any(x.any() for x in statistics(model, groups, score(model, groups.trees), trainer.temperature))
 
 
 def test_losses_are_weighted_and_nothing_is_added_without_weight_or_rows() -> None:

@@ -74,6 +74,13 @@ def test_trl_fields_of_settings_are_refused_by_name(settings: dict[str, Any], se
         ({"num_iterations": 1.5}, "trl-field-type", {"key": "num_iterations", "field_value": 1.5}),
         ({"num_iterations": 0}, "num-iterations-too-low", {"num_iterations": 0}),
         ({"scale_rewards": "grop"}, "trl-choice-unknown", {"name": "trl.scale_rewards", "choice": "grop"}),
+        # What transformers would raise behind the loading of the model.
+        (
+            {"lr_scheduler_type": "cosine_with_min_lr", "weight_decay": 0.1},
+            "trl-refuses",
+            {"refused": "trl.lr_scheduler_type = 'cosine_with_min_lr'"},
+        ),
+        ({"optim": "galore_adamw"}, "trl-refuses", {"refused": "trl.optim = 'galore_adamw'"}),
     ],
 )
 def test_invalid_trl_values_are_refused_when_planning(
@@ -111,13 +118,13 @@ def test_trl_fields_set_by_composer_are_refused_or_defaults(tmp_path: Path) -> N
 
 TWICE: dict[str, Any] = {
     "optimisation": {"steps": 4, "save_every": 1},
-    "trl": {"lr_scheduler_type": "linear", "warmup_steps": 2, "num_iterations": 2, "epsilon_high": 0.3},
+    "trl": {"warmup_steps": 3, "num_iterations": 2, "epsilon_high": 0.3},
 }
 
 
-def test_a_schedule_with_warm_up_and_two_iterations_train(artifacts: Path, tiny: Path) -> None:
+def test_a_warm_up_and_two_iterations_train(artifacts: Path, tiny: Path) -> None:
     rows = metrics_of(trained(artifacts, tiny, **TWICE))
-    assert [row["learning_rate"] for row in rows] == pytest.approx([0.0, 1e-4, 2e-4, 1e-4])
+    assert [row["learning_rate"] for row in rows] == pytest.approx([0.0, 2e-4 / 3, 4e-4 / 3, 2e-4])
     assert ["reward" in row for row in rows] == [True, False] * 2, "every second step reuses the rollouts before it"
 
 
