@@ -41,7 +41,8 @@ def _built(values: Mapping[str, Any]) -> GRPOConfig:
     """Return TRL's configuration of these fields; one of `REFUSALS` also for what the first step would raise."""
     config = GRPOConfig(**values)
     optimiser = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
-    warmup, kwargs = config.get_warmup_steps(config.max_steps), config.lr_scheduler_kwargs
+    kwargs: Any = config.lr_scheduler_kwargs
+    warmup = config.get_warmup_steps(config.max_steps)
     get_scheduler(config.lr_scheduler_type, optimiser, warmup, config.max_steps, kwargs)
     with suppress(ValueError):  # of optimisers that are made for a model, which is not loaded yet
         Trainer.get_optimizer_cls_and_kwargs(config)
