@@ -125,7 +125,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Write every file of the format, and a report of what they hold and lack."""
     target = TARGETS[config.format]
     target.write(target.source(inputs, config), config, out)
-    if config.uses_gpu() and (checkpoint := inputs.optional("checkpoint")):
+    if config.format in (MODEL, GGUF, hub.FORMAT) and (checkpoint := inputs.optional("checkpoint")):
         # For `evaluate`, which refuses to evaluate the model on what it was trained on.
         out.document("checkpoint", CheckpointInfo.of(checkpoint).model_dump(mode="json"))
 

@@ -277,6 +277,9 @@ def test_an_adapter_can_be_left_beside_its_base_or_merged(tmp_path: Path, tiny: 
     assert (beside - start).abs().max() > 1e-3
     torch.testing.assert_close(beside, scores(str(folder), tmp_path), atol=1e-5, rtol=1e-4)
     written = Run(runner.execute("export", {"checkpoint": run}, export.Config(format="model"), root=tmp_path).path)
+    for model in (folder, written.path / "model"):
+        (info,) = adapters.trainings_of({"named": PolicyConfig(model=str(model))})
+        assert info == CheckpointInfo.of(run).model_copy(update={"arm": "named"})
     torch.testing.assert_close(scores(str(written.path / "model"), tmp_path), beside, atol=1e-5, rtol=1e-4)
     merged, base = (load_file(path / "model.safetensors") for path in (written.path / "model", tiny))
     assert merged.keys() == base.keys()
