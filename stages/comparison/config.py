@@ -19,7 +19,7 @@ LONGEST_NAME = 16
 class Config(StageConfig):
     """What to compare, and how."""
 
-    paths: list[str] = Field(min_length=1)
+    paths: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
     """Logs, each a file, a folder, a pattern or a run; the first is A. One alone is split by its models."""
     min_gain: Annotated[float | None, BASIC, Option("D")] = Field(default=None, gt=0)
     """The smallest difference of interest, in units of the score: 0.02 is two points of a pass rate. By default 2 % of
@@ -34,10 +34,10 @@ class Config(StageConfig):
     `not_worse` or `policy`, so that no gate passes by tasks that were not played; else excluded."""
     all_pairs: Annotated[bool, BASIC, Option(help="Compare all pairs of sides, and give each its positions.")] = False
     """Compare every side with every other one, not with the first alone, and say which positions each may have."""
-    noise: Annotated[str | None, BASIC, Option("LOG")] = None
+    noise: Annotated[str | None, BASIC, Option("LOG")] = Field(default=None, min_length=1)
     """Another run of the first log's model, which shows how large a difference repeats alone make. Beside one log alone
     it is the other side, too."""
-    policy: Annotated[str | None, BASIC, Option("FILE")] = None
+    policy: Annotated[str | None, BASIC, Option("FILE")] = Field(default=None, min_length=1)
     """A TOML file with a table `[[metric]]` for each score in which B has to be `better` or `not_worse` than A: exit
     code 0 where all of it is shown."""
     outcome: Annotated[str, BASIC, Option("mean|pass@K|pass^K")] = Field(

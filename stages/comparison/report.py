@@ -165,7 +165,7 @@ def _decisions(comparison: "LogComparison") -> list[str]:
         if noise := pairing.noise:
             size = _signed(comparison, noise.limit).lstrip("+")
             lines.append(SENTENCES.text("noise", difference, noise, size))
-    lines += [SENTENCES.text("corrected")] if len(comparison.differences) > 1 else []
+    lines += [SENTENCES.text("corrected", comparison.not_worse)] if len(comparison.differences) > 1 else []
     lines += [SENTENCES.text("positions", comparison.ranking)] if comparison.ranking else []
     if (frontier := comparison.frontier) and len(comparison.sides) > 2:
         lines.append(SENTENCES.text("frontier", frontier))
@@ -350,7 +350,12 @@ class PlottedInterval(NamedTuple):
 
 def page(comparison: "LogComparison", tasks: pa.Table, results: Sequence["MetricResult"] = ()) -> str:
     """Return one page without any other file: the decision, a plot for each comparison, and the report."""
-    title, *report = [*blocks(comparison, results), *_flips(tasks, results, FLIPS, places=True)]
+    title, *parts = [*blocks(comparison, results), *_flips(tasks, results, FLIPS, places=True)]
+    # As `aligned` does for a terminal: characters that turn the direction of writing do so on a page, too.
+    report = [
+        part if isinstance(part, str) else part._replace(rows=[list(map(escape_line, row)) for row in part.rows])
+        for part in parts
+    ]
 
     def dots(of: "LogComparison", of_score: pa.Table, difference: Difference) -> list[tuple[float, float]]:
         """Return the scores of tasks in A and beside it, of a comparison with A."""

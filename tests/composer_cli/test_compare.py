@@ -40,7 +40,10 @@ def test_the_summary_for_a_comment_shows_names_as_they_are(
     monkeypatch.chdir(tmp_path)
     hostile = tmp_path / "@all|[x](y)<b>.csv"
     hostile.write_bytes(Path(pair[1]).read_bytes())
-    code, out = ran(capsys, pair[0], str(hostile), "--markdown", "summary.md")
+    for path in (pair[0], hostile):
+        Path(path).write_text(Path(path).read_text().replace("task-", "\u202etask-\x1b"))
+    code, out = ran(capsys, pair[0], str(hostile), "--markdown", "summary.md", "--html", "page.html")
+    assert "\\u202etask-\\x1b" in out and not {"\u202e", "\x1b"} & {*out, *Path("page.html").read_text()}
     summary = (tmp_path / "summary.md").read_text()
     bold, _, rest = summary.partition("\n")
     assert code == 0 and html.unescape(bold) == f"**{out.splitlines()[0]}**"
@@ -71,12 +74,18 @@ def test_the_workflow_of_the_page_passes_where_a_model_is_shown_not_to_be_worse(
     program.symlink_to(Path(sys.executable).parent / "composer")
     files = {"GITHUB_STEP_SUMMARY": str(tmp_path / "step.md"), "GITHUB_OUTPUT": str(tmp_path / "output")}
     (tmp_path / "gate.toml").write_text('[[metric]]\nscore = "score"\nnot_worse = 0.02\n')
-    for options, policy in ((inputs["options"], ""), ("", "gate.toml")):
+    (tmp_path / "page.html").write_text("of an earlier comparison")
+    for options, policy in ((inputs["options"].replace("\n", " \r\n"), ""), ("", "gate.toml")):
         texts = {"BEFORE": inputs["before"], "AFTER": after, "OPTIONS": options, "POLICY": policy, "PAGE": "page.html"}
         environment = {**os.environ, "RUNNER_TEMP": str(tmp_path), **files, **texts}
         ended = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, capture_output=True)
         assert ended.returncode == code and not (tmp_path / "hacked").exists(), ended.stderr
     assert (tmp_path / "page.html").is_file() == (tmp_path / "step.md").is_file() == (code != 4)
+    artifacts, summaries = (
+        {line for line in (tmp_path / "output").read_text().splitlines() if line.startswith(name)}
+        for name in ("artifact=comparison-", "summary=")
+    )
+    assert (len(artifacts), len(summaries)) == (2, 0 if code == 4 else 2)
 
 
 def test_one_command_says_which_is_better(
