@@ -281,13 +281,13 @@ class ComparedLogs(ReadableRun):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the limits of the difference, at 95 %, or at the level that Holm's correction leaves it."""
+        """Return the limits of the difference, at 95 %, or at the level that the correction leaves it."""
         first = self.document["differences"][0]
         return first["low"], first["high"]
 
     @property
     def p(self) -> float:
-        """Return the p-value of no difference, after Holm's correction where there are several comparisons."""
+        """Return the p-value of no difference, after the correction for several comparisons where there are some."""
         return float(self.document["differences"][0]["p_holm"])
 
     @property

@@ -1,7 +1,8 @@
 """Compare every side with the first on the same tasks, or with every other one, and decide what that shows.
 
 A task counts once, with the mean of its samples. Sides with several training seeds are paired by seed. A decision has
-the level that Holm's procedure gives it among all comparisons of the run, and its interval is at the same level.
+the level that Holm's procedure gives it among all comparisons of the run, with a margin that of Bonferroni's, and its
+interval is at the same level.
 """
 
 from collections import Counter
@@ -174,6 +175,10 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     of_noise = matched[-1] if config.noise else None
     if of_noise and base.digests == of_noise.digests:
         raise UsageError("comparison.noise-is-itself", path=config.noise)
+    refuse_totals(matched)
+    if not config.scale:
+        refuse_other_scales(matched)
+        refuse_marks(matched)
     if of_noise and len(config.paths) > 1:
         matched.pop()
     judged = {frozenset(pc.unique(log.items["seed"]).to_pylist()): log for log in matched if len(log.judges) > 1}
@@ -183,10 +188,6 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     if not len(scores):
         reasons = Counter(reason for log in matched for reason in log.items["reason"].to_pylist())
         raise BadInput("comparison.no-scores", reasons=describe_reasons(reasons))
-    refuse_totals(matched)
-    if not config.scale:
-        refuse_other_scales(matched)
-        refuse_marks(matched)
     low, high = (float(value) for value in (pc.min(scores).as_py(), pc.max(scores).as_py()))
     scale = find_scale(matched, (low, high), config)
     lower = direction.lower_is_better(matched, config.lower_is_better)
@@ -194,7 +195,7 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     span = ScoreSpan(*(ends[::-1] if lower else ends))
     unit = sampling(matched, config.unit)
     min_gain = config.min_gain or (MIN_GAIN * abs(span.width) if scale else None)
-    if scale and (largest := max(config.min_gain or 0, config.not_worse or 0)) > abs(span.width):
+    if scale and (largest := max(config.min_gain or 0, config.not_worse or 0)) >= abs(span.width):
         raise UsageError("comparison.min-gain-too-large", min_gain=largest, low=scale[0], high=scale[1])
     binary = bool(pc.all(pc.or_(pc.equal(scores, 0.0), pc.equal(scores, 1.0))).as_py())
     rules = ComparisonRules(
@@ -251,6 +252,8 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
                 compare_costs(both, outcomes, rules, both_letters, binary and is_mean and not lower),
             )
         )
+    if config.noise and not ((noise := pairings[0].noise) and "A" in noise.repeated):
+        raise UsageError("comparison.no-noise", path=config.noise, outcome=config.outcome)
     paired_tasks = [pa.array(pair.outcomes.tasks, pa.string()) for pair in pairs[: len(matched) - 1]]
     compared = [pc.unique(pa.chunked_array(paired_tasks)), *paired_tasks]
     summaries = tuple(
@@ -295,7 +298,12 @@ def name_side(number: int) -> str:
 
 
 def refuse_other_scales(sides: Sequence[ReadLog]) -> None:
-    """Raise `BadInput` where the scores of one side are shares and those of another percentages."""
+    """Raise `BadInput` where the scores of one side or judge are shares and those of another are not."""
+    for log in (log for log in sides if len(log.judges) > 1):
+        of_judges = log.items.group_by("seed").aggregate([("score", "max"), ("score", "approximate_median")])
+        most, usual = pc.min(of_judges["score_max"]).as_py(), pc.max(of_judges["score_approximate_median"]).as_py()
+        if usual and 0 < most <= 1 < usual:
+            raise BadInput("comparison.scales-of-judges", name=log.name, judges=log.judges, most=most, usual=usual)
     scores = {log.name: np.asarray(log.items["score"].drop_null()) for log in sides}
     tops = {name: float(values.max()) for name, values in scores.items() if len(values) and values.min() >= 0}
     shares = [name for name, top in tops.items() if 0 < top <= 1]

@@ -5,7 +5,7 @@ of each alone, without a correction (intersection-union: Berger, Technometrics 1
 is called better is a finding by itself, and all of these share one level by Holm's procedure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -64,9 +64,8 @@ def passes(metric: PolicyMetric, comparison: LogComparison) -> bool | None:
     return True if metric.better is True or least > (metric.better or 0) else None
 
 
-def all_pass(results: Sequence[MetricResult]) -> bool | None:
-    """Return whether every metric passes: False where one is shown not to, None where one is not shown to."""
-    outcomes = {result.passes for result in results}
+def all_pass(outcomes: Collection[bool | None]) -> bool | None:
+    """Return whether every metric or side passes: False where one is shown not to, None where one is not shown to."""
     return False if False in outcomes else None if None in outcomes else True
 
 

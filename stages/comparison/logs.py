@@ -80,6 +80,8 @@ PLAYED = ("temperature", "max_tokens", "tool_calls", "max_steps", "history")
 TABLES = (".parquet", ".jsonl", ".ndjson", ".json", ".gz")
 JUDGES = "+"
 """Between the names of scores that several judges gave each sample."""
+MOST_JUDGED = 0.5
+"""The share of tasks that most judges scored from which their scores are paired by judge."""
 MOST_REASONS = 3
 DATE = re.compile(r"(20\d\d)-?(0[1-9]|1[0-2])-?([0-3]\d)(?!\d)")
 
@@ -672,6 +674,11 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
     """Return the items of a table with an id and a score a row."""
     number = pa.array(np.zeros(len(table), dtype=np.int64))
     judges = pc.unique(table.judges).drop_null().to_pylist()
+    if len(judges) > 1:
+        rows = pa.table({"task": table.texts["task"], "model": table.texts["model"], "judge": table.judges})
+        num_T = rows.group_by(["task", "model"]).aggregate([("judge", "count_distinct")])["judge_count_distinct"]
+        # Of many annotators each task has some, and on another side others: these scores are samples of it.
+        judges = judges if np.mean(num_T.to_numpy() > len(judges) / 2) >= MOST_JUDGED else []
     seeds = {judge: int(store.digest(judge)[:12], 16) for judge in judges if len(judges) > 1}
     seed = pa.array([seeds.get(judge, 0) for judge in table.judges.to_pylist()], pa.int64()) if seeds else number
     nothing = {name: pa.nulls(len(table), ITEM.field(name).type) for name in ITEM.names}

@@ -56,16 +56,22 @@ class Part:
     decision: Decision
 
 
-def measure_family(cases: Sequence[Case], rules: ComparisonRules, alpha: float = ALPHA) -> list[Difference]:
+def measure_family(
+    cases: Sequence[Case], rules: ComparisonRules, alpha: float = ALPHA, *, equal_levels: bool = False
+) -> list[Difference]:
     """Return the difference of each case in units of the score, all of them at one level together.
 
-    A case with too few units to show anything takes no share of the level.
+    A case with too few units to show anything takes no share of the level. equal_levels: by Bonferroni's correction.
     """
     p_values = [joint_p_value(case.tests) for case in cases]
     able = [at for at, case in enumerate(cases) if case.tests[0].num_flipped >= rules.fewest_units(alpha)]
     tested = [p_values[at] for at in able]
-    adjusted = dict(zip(able, holm(tested), strict=True))
-    levels = {at: holm_level(tested, number, alpha) for number, at in enumerate(able)}
+    if equal_levels:
+        adjusted = {at: min(1.0, p_values[at] * len(able)) for at in able}
+        levels = dict.fromkeys(able, alpha / max(len(able), 1))
+    else:
+        adjusted = dict(zip(able, holm(tested), strict=True))
+        levels = {at: holm_level(tested, number, alpha) for number, at in enumerate(able)}
     differences = []
     for at, case in enumerate(cases):
         level = levels.get(at, alpha)
@@ -98,8 +104,10 @@ def measure_sides(pairs: Sequence[PairedSides], rules: ComparisonRules, alpha: f
         Case(pair.outcomes, of_pair, pair.treatment, pair.baseline)
         for pair, of_pair in zip(pairs, deciding, strict=True)
     ]
-    differences = []
-    for pair, of_pair, case, difference in zip(pairs, tests, cases, measure_family(cases, rules, alpha), strict=True):
+    # Holm's levels are those of "no difference": sides that are all worse by the margin would reject that one after the
+    # other, and the last of them be called not worse at the level of one test.
+    found, differences = measure_family(cases, rules, alpha, equal_levels=rules.not_worse is not None), []
+    for pair, of_pair, case, difference in zip(pairs, tests, cases, found, strict=True):
         level, decided_alike = difference.alpha, True
         if rules.not_worse and not difference.too_few:
             margin = -rules.not_worse / abs(rules.span.width)

@@ -235,13 +235,15 @@ def pair_sides(baseline: SideTable, treatment: SideTable, rules: ComparisonRules
 
 
 def add_absent_tasks(side: pa.Table, reference: pa.Table) -> pa.Table:
-    """Return a side with a row for each task of another side that it lacks."""
-    lacking = reference.filter(pc.invert(pc.is_in(reference["task_id"], pc.unique(side["task_id"]))))
-    if not len(lacking):
-        return side
-    lacking = lacking.group_by(["task_id"], use_threads=False).aggregate([("family", "first"), ("unit", "first")])
-    rows = []
-    for seed in pc.unique(side["train_seed"]).to_pylist():
+    """Return a side with a row for each task of another side that it, or one of its seeds or judges, lacks."""
+    seeds, others = (pc.unique(rows["train_seed"]).to_pylist() for rows in (side, reference))
+    rows = [side]
+    for seed in seeds:
+        of_seed, lacking = side.filter(pc.equal(side["train_seed"], seed)), reference
+        if len(seeds) > 1 and len(others) > 1:
+            lacking = reference.filter(pc.equal(reference["train_seed"], seed))
+        lacking = lacking.filter(pc.invert(pc.is_in(lacking["task_id"], pc.unique(of_seed["task_id"]))))
+        lacking = lacking.group_by(["task_id"], use_threads=False).aggregate([("family", "first"), ("unit", "first")])
         columns = {name: pa.nulls(len(lacking), side.schema.field(name).type) for name in side.column_names}
         columns |= {"task_id": lacking["task_id"], "family": lacking["family_first"], "unit": lacking["unit_first"]}
         columns |= {
@@ -249,7 +251,7 @@ def add_absent_tasks(side: pa.Table, reference: pa.Table) -> pa.Table:
             for name, value in (("train_seed", seed), ("sample_idx", 0), ("error_type", NOT_SUBMITTED))
         }
         rows.append(pa.table(columns).select(side.column_names))
-    return pa.concat_tables([side, *rows])
+    return pa.concat_tables(rows)
 
 
 def count_as_failed(side: pa.Table) -> pa.Table:

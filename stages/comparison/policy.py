@@ -35,13 +35,13 @@ def read_policy(path: str) -> list[PolicyMetric]:
         content = store.read_bytes(Path(path).expanduser())
         if content is None:
             raise UsageError("comparison.no-policy", path=path)
-        table = tomllib.loads(content.decode())
+        table = tomllib.loads(content.decode("utf-8-sig"))
         if table.keys() != {"metric"} or not isinstance(table["metric"], list) or not table["metric"]:
             raise UsageError("comparison.no-metric", path=path, keys=[*table])
-        return [PolicyMetric(**row) for row in table["metric"]]
+        return [PolicyMetric.model_validate(row) for row in table["metric"]]
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
         raise UsageError("comparison.bad-policy", path=path, problem=problem) from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError("comparison.bad-policy", path=path, problem=str(error)) from None

@@ -49,10 +49,15 @@ def measure_noise(
     repeated = [np.isfinite(variance_T).sum() * 2 > len(tasks) for variance_T, _ in spreads]
     if not any(repeated):
         return None
-    of_other = spreads[repeated.index(True)][0]
+    # A task or side without repeats is taken to vary as others do.
+    known = [
+        np.where(np.isnan(variance_T), np.nanmean(variance_T), variance_T) if is_repeated else variance_T
+        for (variance_T, _), is_repeated in zip(spreads, repeated, strict=True)
+    ]
+    of_other = known[repeated.index(True)]
     means = [
         np.nanmean((variance_T if is_repeated else of_other) / num_T)
-        for (variance_T, num_T), is_repeated in zip(spreads, repeated, strict=True)
+        for variance_T, (_, num_T), is_repeated in zip(known, spreads, repeated, strict=True)
     ]
     limit = NormalDist().inv_cdf(1 - ALPHA / 2) * float(sum(means) / len(tasks)) ** 0.5
     named = tuple(letter for letter, is_repeated in zip(letters, repeated, strict=True) if is_repeated)
@@ -69,10 +74,16 @@ def _spread(side: ReadLog, runs: Sequence[ReadLog], tasks: Sequence[str]) -> tup
     wanted = [("score", "variance", pc.VarianceOptions(ddof=1))]
     cells = items.group_by(["seed", "task"], use_threads=False).aggregate(wanted)
     variances = cells.group_by("task", use_threads=False).aggregate([("score_variance", "mean")])
-    counts = side.items.group_by("task", use_threads=False).aggregate([("score", "count")])
+    of_side = side.items.filter(pc.is_valid(side.items["score"])).group_by(["seed", "task"], use_threads=False)
+    samples = of_side.aggregate([([], "count_all")])
+    # A mean over seeds or judges, of n samples each, has the variance of their number times the harmonic mean of n.
+    shares = pc.divide(1.0, pc.cast(samples["count_all"], pa.float64()))
+    counts = pa.table({"task": samples["task"], "share": shares}).group_by("task", use_threads=False)
+    counts = counts.aggregate([("share", "mean"), ("share", "count")])
+    counts = counts.append_column("num", pc.divide(counts["share_count"], counts["share_mean"]))
 
     def of_tasks(table: pa.Table, column: str) -> Array:
         values: Array = pc.cast(table[column], pa.float64()).take(pc.index_in(names, table["task"])).to_numpy()
         return values
 
-    return of_tasks(variances, "score_variance_mean"), of_tasks(counts, "score_count")
+    return of_tasks(variances, "score_variance_mean"), of_tasks(counts, "num")

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,8 @@ BENCHMARKS, WITHIN = (
 """Columns of what the tasks are of: of other benchmarks, and of other parts of one."""
 SPACES = [*BENCHMARKS, *WITHIN, "type", *NAMES["families"]]
 """Columns that tell tasks apart whose ids are the same."""
-KNOWN = frozenset(chain(SPACES, *NAMES.values(), *COSTS.values()))
+OF_COSTS = frozenset(chain(*COSTS.values()))
+KNOWN = frozenset(chain(SPACES, *NAMES.values(), OF_COSTS))
 SHARED = re.compile(DATA["patterns"]["shared"], re.IGNORECASE | re.VERBOSE)
 """Columns whose values several tasks may share, which are then no independent evidence."""
 NO_ERROR: str = DATA["patterns"]["no_error"]
@@ -185,6 +187,7 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         **{name: _costs(table, names, is_csv(source.path.name)) for name, names in COSTS.items()},
         "judge": first(NAMES["judges"]),
         "model": pc.if_else(_is_empty(model), None, model),
+        "env": _benchmark(first(["benchmark", "dataset"], *id_columns)),
         "reason": _errors(texts, first(())),
         "task": tasks,
         "family": first(NAMES["families"], *id_columns),
@@ -503,6 +506,11 @@ def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Seque
     return *within[1:], name
 
 
+def _benchmark(names: Any) -> Any:
+    """Return the benchmark of each row, null where there is one alone or rows have names of their own."""
+    return names if 2 <= pc.count_distinct(names).as_py() <= len(names) / 2 else pc.if_else(True, None, names)
+
+
 def _questions(texts: Mapping[str, Any], name: str, tasks: Any) -> pa.Array:
     """Return a digest of what each row asks, with what is beside a question that several tasks share."""
     question = texts[name]
@@ -554,6 +562,9 @@ def _scores(
             continue
         try:
             scores[name] = _numbers(table[name], is_csv)
+            if name in OF_COSTS:  # 0 everywhere, or less, is no cost: a side without a price would be the cheapest
+                least = 0 if (pc.max(scores[name]).as_py() or 0) > 0 else inf
+                scores[name] = pc.if_else(pc.greater_equal(scores[name], least), scores[name], None)
         except pa.ArrowException:
             # Of the keys of an object, texts are explanations; and a column counts only where no other was named.
             if name not in others and (others or "." in name):

@@ -25,6 +25,7 @@ def compared(
     column: str = "benchmark",
     shifts: Mapping[str, tuple[int, int, int]] = SHIFTS,
     of_first: str = "",
+    id_of: str = "{at}",
     **settings: Any,
 ) -> LogComparison:
     """Two logs of benchmarks, of which one may be in the first alone."""
@@ -37,15 +38,16 @@ def compared(
             for name, (num, gained, lost) in shifts.items():
                 before = [0] * gained + [1] * lost + [at % 2 for at in range(num - gained - lost)]
                 after = [1] * gained + [0] * lost + before[gained + lost :]
-                rows = ((name, at, (before, after)[side][at]) for at in range(num))
+                rows = ((name, id_of.format(name=name, at=at), (before, after)[side][at]) for at in range(num))
                 writer.writerows(() if side and name == of_first else rows)
         paths.append(str(path))
     config = Config(paths=paths, **settings)
     return compare(read_sides(config.paths, config.columns), config)[0]
 
 
-def test_better_over_all_tasks_and_worse_on_two_of_three_is_not_better(tmp_path: Path) -> None:
-    comparison = compared(tmp_path)
+@pytest.mark.parametrize("id_of", ["{at}", "{name}-{at}"])
+def test_better_over_all_tasks_and_worse_on_two_of_three_is_not_better(tmp_path: Path, id_of: str) -> None:
+    comparison = compared(tmp_path, id_of=id_of)
     (difference,), (pairing,) = comparison.differences, comparison.pairings
     assert difference.estimate == pytest.approx(29 / 720) and difference.p_value < 0.05
     assert difference.decision is Decision.UNDECIDED
@@ -78,8 +80,9 @@ def test_what_a_large_benchmark_shows_of_all_tasks_passes_no_gate(tmp_path: Path
 
 def test_parts_of_one_benchmark_are_pooled(tmp_path: Path) -> None:
     """As lm-evaluation-harness and others pool the subjects of MMLU."""
-    comparison = compared(tmp_path, "subset")
-    assert comparison.differences[0].decision is Decision.BETTER and not comparison.pairings[0].benchmarks
+    for id_of in ("{at}", "{name}-{at}"):
+        comparison = compared(tmp_path, "subset", id_of=id_of)
+        assert comparison.differences[0].decision is Decision.BETTER and not comparison.pairings[0].benchmarks
 
 
 def test_the_interval_of_equal_weights_covers_and_finds_nothing_in_nothing() -> None:

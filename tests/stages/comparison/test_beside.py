@@ -57,6 +57,19 @@ def test_all_pairs_share_one_level_and_leave_each_side_its_positions(tmp_path: P
     assert document_of(every)["differences"][5]["baseline"] == "C"
 
 
+def test_several_sides_that_must_not_be_worse_share_the_level_alike_and_all_must_pass(tmp_path: Path) -> None:
+    """Holm's levels are of no difference, which sides that are worse reject one after the other, until 0.05 is left."""
+    rates = {"a": 600, "b": 650, "c": 598, "d": 500}
+    paths = [table(tmp_path / f"{name}.jsonl", score=passes(1000, passed)) for name, passed in rates.items()]
+    comparison = compared(*paths, not_worse=0.02)
+    assert [each.alpha for each in comparison.differences] == pytest.approx([0.05 / 3] * 3)
+    assert [each.p_holm for each in comparison.differences][1] == pytest.approx(3 * comparison.differences[1].p_value)
+    assert [each.not_worse for each in comparison.differences] == [True, True, False]
+    found = [compared(*paths[:num], not_worse=0.02) for num in (3, 4)]
+    assert [summarize(each, document_of(each))["exit_code"] for each in found] == [0, 1]
+    assert "Bonferroni" in report.text(comparison)
+
+
 @pytest.mark.parametrize("rates", [(0.5, 0.5, 0.5, 0.5), (0.4, 0.4, 0.5, 0.7)])
 def test_intervals_of_positions_hold_together(rates: tuple[float, ...]) -> None:
     """Of 400 experiments with 120 shared tasks: every true position, ties in any order, is in its interval in 95 %."""
@@ -192,6 +205,24 @@ def test_runs_of_one_model_say_how_large_a_difference_they_make_alone(tmp_path: 
     refused(lambda: compared(*tables, noise=tables[0]), UsageError, code="comparison.noise-is-itself")
 
 
+def test_noise_of_uneven_repeats_counts_each_task_and_one_that_shows_none_is_refused(tmp_path: Path) -> None:
+    """A has 1 to 4 samples of a task, of which the mean varies with 1 / n: also where a sample is alone."""
+    scores = [[at % 2, 1, 0, 1][: 1 + at % 4] for at in range(40)]
+    rows = [{"id": f"t{at}", "score": score} for at, of_task in enumerate(scores) for score in of_task]
+    first, second = str(jsonl(tmp_path / "a.jsonl", *rows)), table(tmp_path / "b.jsonl", score=passes(40, 30))
+    usual = np.mean([np.var(of_task, ddof=1) for of_task in scores if len(of_task) > 1])
+    means = [(np.var(s, ddof=1) if len(s) > 1 else usual) / len(s) for s in scores]
+    found = compared(first, second).pairings[0].noise
+    of_second = [np.var(s, ddof=1) if len(s) > 1 else usual for s in scores]
+    assert found and found.limit == pytest.approx(1.96 * ((np.mean(means) + np.mean(of_second)) / 40) ** 0.5, rel=0.001)
+    few, percent = (
+        table(tmp_path / f"{name}.jsonl", score=values)
+        for name, values in (("few", passes(15, 5)), ("percent", [100 * passed for passed in passes(40, 20)]))
+    )
+    refused(lambda: compared(second, first, noise=few), UsageError, code="comparison.no-noise")
+    refused(lambda: compared(second, first, noise=percent), BadInput, code="comparison.scales-differ")
+
+
 def test_what_tasks_share_is_found_with_what_a_unit_would_change(tmp_path: Path) -> None:
     """A gain on all tasks of six of thirty documents, of which the interval is the widest; --unit gives it, too."""
     before, after = [at % 2 for at in range(120)], [int(at // 4 < 6 or at % 2) for at in range(120)]
@@ -251,6 +282,36 @@ def test_the_spread_of_judges_is_in_the_interval(tmp_path: Path) -> None:
     refused(lambda: compared(rows[0], other), BadInput, code="comparison.other-judges")
 
 
+def test_judges_that_have_few_samples_in_common_are_no_pairs(tmp_path: Path) -> None:
+    """Each of 60 tasks is scored by one of three annotators, another one on the other side, and no task is lost."""
+    sides = [
+        [{"id": f"t{at}", "annotator": "xyz"[(at + side) % 3], "score": at % 2} for at in range(60)] for side in (0, 1)
+    ]
+    (difference,) = compared(
+        *(str(jsonl(tmp_path / f"{at}.jsonl", *side)) for at, side in enumerate(sides))
+    ).differences
+    assert (difference.num_tasks, difference.num_seeds, difference.estimate) == (60, 1, 0)
+
+
+def test_what_a_judge_lacks_is_missing_and_judges_have_one_scale(tmp_path: Path) -> None:
+    def judged(up: float = 0, **scales: float) -> list[dict[str, Any]]:
+        return [
+            {"id": f"t{at}", "judge": judge, "score": (at % 5 / 10 + up) * scales.get(judge, 1)}
+            for at in range(40)
+            for judge in "xyz"
+        ]
+
+    whole, other = judged(), judged(0.4)
+    part = [row for at, row in enumerate(other) if row["judge"] != "z" or at % 4]
+    paths = [str(jsonl(tmp_path / f"{at}.jsonl", *rows)) for at, rows in enumerate((whole, part, judged(0.4, z=10)))]
+    (difference,) = compared(*paths[:2]).differences
+    assert (
+        difference.missing and difference.missing.by_side == ({}, {"not submitted": 10}) and difference.num_seeds == 3
+    )
+    refused(lambda: compared(paths[0], paths[2]), BadInput, code="comparison.scales-of-judges")
+    assert compared(paths[0], paths[2], scale="0,10").differences[0].num_tasks == 40
+
+
 @pytest.mark.parametrize(
     ("policy", "outcomes", "code"),
     [
@@ -299,6 +360,24 @@ def test_each_metric_of_a_policy_shows_its_own_tasks(tmp_path: Path) -> None:
     plots = report.page(first.comparison, first.tasks, results).split("<svg")[1:]
     dots = [{*re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="2.5"', plot)} for plot in plots]
     assert dots == [{("665.0", "145.0"), ("680.0", "115.0")}, {("710.0", "100.0"), ("725.0", "70.0")}]
+
+
+def test_a_margin_is_less_than_the_scale_and_no_side_wins_by_a_cost_that_it_lacks(tmp_path: Path) -> None:
+    """One point that was meant by 1 would be the whole scale; 0 in all rows is an unknown price."""
+    paths = [
+        table(tmp_path / f"{name}.jsonl", acc=passes(40, passed), cost=[cost] * 40)
+        for name, passed, cost in (("a", 30, 1), ("b", 10, 0))
+    ]
+
+    def gate(metric: str) -> list[bool | None]:
+        (tmp_path / "gate.toml").write_bytes(b"\xef\xbb\xbf[[metric]]\n" + metric.encode())
+        config = Config(paths=paths, policy=str(tmp_path / "gate.toml"))
+        return [result.passes for result in judge(read_sides(paths, config.columns), config)]
+
+    refused(lambda: gate('score = "acc"\nnot_worse = 1'), UsageError, code="comparison.min-gain-too-large")
+    assert gate('score = "acc"\nnot_worse = 0.9') == [True]
+    cheaper = 'score = "cost"\ndirection = "lower"\nbetter = true'
+    refused(lambda: gate(cheaper), BadInput, code="comparison.no-common-task")
 
 
 def test_rows_that_were_written_twice_are_noted(tmp_path: Path) -> None:
