@@ -40,8 +40,8 @@ def test_the_summary_for_a_comment_shows_names_as_they_are(
     monkeypatch.chdir(tmp_path)
     hostile = tmp_path / "@all|[x](y)<b>.csv"
     hostile.write_bytes(Path(pair[1]).read_bytes())
-    for path in (pair[0], hostile):
-        Path(path).write_text(Path(path).read_text().replace("task-", "\u202etask-\x1b"))
+    for path in (Path(pair[0]), hostile):
+        path.write_text(path.read_text().replace("task-", "\u202etask-\x1b"))
     code, out = ran(capsys, pair[0], str(hostile), "--markdown", "summary.md", "--html", "page.html")
     assert "\\u202etask-\\x1b" in out and not {"\u202e", "\x1b"} & {*out, *Path("page.html").read_text()}
     summary = (tmp_path / "summary.md").read_text()
