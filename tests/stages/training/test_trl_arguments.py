@@ -116,6 +116,11 @@ def test_trl_fields_set_by_composer_are_refused_or_defaults(tmp_path: Path) -> N
     assert differ - OURS.keys() - FIXED == {"lr_scheduler_type", "project"}
 
 
+def test_what_trl_refuses_of_the_model_or_the_rewards_is_refused_before_a_step(tmp_path: Path, tiny: Path) -> None:
+    call = partial(trained, tmp_path, tiny, trl={"reward_weights": [1.0, 2.0]}, seed=-1)  # numpy takes no such seed
+    refused(call, UsageError, code="training.trl-refuses", refused="trl.reward_weights = [1.0, 2.0]")
+
+
 TWICE: dict[str, Any] = {
     "optimisation": {"steps": 4, "save_every": 1},
     "trl": {"warmup_steps": 3, "num_iterations": 2, "epsilon_high": 0.3},
