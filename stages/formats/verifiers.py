@@ -108,6 +108,8 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         error = str(failure.get("error") or "error"), str(failure.get("message") or failure)
     elif failure:
         error = "error", str(failure)
+    averages = about.get("avg_metrics") or {}
+    columns = {name: record.get(name) for name in averages}  # where older versions have metrics
     usage = record.get("token_usage") or {}
     read, written = usage.get("input_tokens"), usage.get("output_tokens")
     total_ms = timing.get("total_ms", record.get("total_ms"))
@@ -118,7 +120,10 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         turns=turns,
         model=about.get("model") or model_of_folder,
         log=origin.log("", lambda: _result_log(env, about)),
-        measured=MeasuredSample({REWARD: record["reward"]}, item="" if example is None else str(example)),
+        measured=MeasuredSample(
+            {REWARD: record["reward"], **_metrics(record.get("metrics") or columns)},
+            item="" if example is None else str(example),
+        ),
         unscored=True,
         terminated_by=record.get("stop_condition"),
         error=error,
@@ -133,21 +138,29 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     )
 
 
+def _metrics(record: Record) -> dict[str, float | None]:
+    """Return the metrics of a rollout as scores: what its reward functions gave, and what else was counted."""
+    return {name: float(value) for name, value in record.items() if name != REWARD and isinstance(value, int | float)}
+
+
 def _result_log(env: str, about: Record) -> MeasuredLog:
     """Return what a run is of, from its metadata."""
     examples, rollouts = about.get("num_examples"), about.get("rollouts_per_example")
     # Of all rollouts of the run, of which a file may hold a part.
     count = examples * rollouts if isinstance(examples, int) and isinstance(rollouts, int) else None
-    versions = about.get("version_info") or {}
+    versions, averages = about.get("version_info") or {}, about.get("avg_metrics") or {}
     return MeasuredLog(
         NAME,
         str(versions.get("vf_version") or about.get("version") or ""),
         env,
         str(versions.get("env_version") or ""),
         model=about.get("model"),
-        kinds=(ScoreKind(),),
+        kinds=(ScoreKind(main=True), *(ScoreKind(name, name) for name in averages if name != REWARD)),
         settings=as_settings({**(about.get("sampling_args") or {}), **(about.get("env_args") or {})}),
-        reported=told(REWARD, "avg_reward", about.get("avg_reward"), Aggregate.SAMPLES, count=count),
+        reported=(
+            *told(REWARD, "avg_reward", about.get("avg_reward"), Aggregate.SAMPLES, count=count),
+            *(of for name in averages for of in told(name, name, averages[name], Aggregate.SAMPLES, count=count)),
+        ),
     )
 
 
@@ -288,7 +301,11 @@ def _trace_rollout(
         own_id=own_id,
         model=model or (configured if isinstance(configured, str) else None),
         statement=data["prompt"] if isinstance(data.get("prompt"), str) else None,
-        measured=MeasuredSample({REWARD: sum(values) if values else None, **parts} if rewards else {}),
+        measured=MeasuredSample(
+            {REWARD: sum(values) if values else None, **parts, **_metrics(trace.get("metrics") or {})}
+            if rewards
+            else {}
+        ),
         unscored=bool(rewards) or "traces" in trace,
         **read_marks(marked),
         terminated_by=LIMITS.get(str(trace.get("stop_condition")), trace.get("stop_condition")),

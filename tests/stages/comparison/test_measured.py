@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -443,6 +444,25 @@ def verifiers(folder: Path, num: int = 8) -> Path:
     about = {"env_id": "game", "model": "m", "num_examples": 8, "rollouts_per_example": 1, "avg_reward": 0.75}
     document(folder / "metadata.json", about)
     return folder
+
+
+@pytest.mark.parametrize("write", [{}, {"metrics": None}])
+def test_metrics_of_verifiers_are_scores(tmp_path: Path, write: dict[str, Any]) -> None:
+    """In `metrics`, and in columns of their own names; older versions have these alone."""
+    path = verifiers(tmp_path / "log")
+    rows = []
+    for at, row in enumerate(map(json.loads, (path / "results.jsonl").read_text().splitlines())):
+        metrics: dict[str, Any] = {"exact": float(at % 2), "format": at, "said": "x", "lost": None}
+        rows.append({**row, **metrics, "metrics": metrics} | write)
+    jsonl(path / "results.jsonl", *rows)
+    averages = {"exact": 0.5, "format": 3.5}
+    document(path / "metadata.json", {**json.loads((path / "metadata.json").read_text()), "avg_metrics": averages})
+    assert compared(path, path).sides[0].mean == 0.75, "the reward is the result"
+    run = imported(tmp_path, path).path
+    for log, name in product((path, run), averages):
+        side = compared(log, log, score=[name]).sides[0]
+        assert side.mean == averages[name]
+        assert [(number.reported, number.reason) for number in side.reported] == [(averages[name], "")]
 
 
 @pytest.mark.parametrize("write", [helm, lighteval, verifiers])
