@@ -140,6 +140,7 @@ def test_costs_stand_beside_quality_and_what_is_unknown_is_no_zero(tmp_path: Pat
     cost, written = comparison.pairings[0].costs
     assert cost.per_sample and cost.per_success and (cost.num_tasks, written.num_tasks) == (40, 20)
     assert (cost.per_sample.baseline, cost.per_sample.treatment, cost.per_sample.estimate) == (0.5, 0.25, -0.25)
+    assert (cost.per_sample.low, cost.per_sample.high) == (-0.25, -0.25), "of all tasks alike"
     assert (cost.per_success.baseline, cost.per_success.treatment) == pytest.approx((1, 1 / 3))
     unknown, _ = comparison.pairings[1].costs
     assert (
