@@ -490,7 +490,9 @@ def _error(request: Request, error: Exception) -> Response:
     if isinstance(error, RefusedRequest):
         status, param, code = error.status, error.param, error.code
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": text, "type": kind, "param": param, "code": code}}, status)
+    # uvicorn closes the connection after what nobody expected; the next request on it would be lost.
+    headers = {"connection": "close"} if status == 500 else None
+    return JSONResponse({"error": {"message": text, "type": kind, "param": param, "code": code}}, status, headers)
 
 
 def build(sampler: Sampler, name: str, key: str | None, host: str) -> Any:

@@ -417,8 +417,9 @@ def test_a_request_that_was_given_up_is_not_sampled_and_an_error_is_its_own() ->
         time.sleep(0.3)  # the server has heard of it
         model.busy.set()
         assert first.result(30).choices[0].message.content == "gone"
-        with pytest.raises(openai.InternalServerError, match="no memory"):
+        with pytest.raises(openai.InternalServerError, match="no memory") as failed:
             server.ask(messages=told("fail"))
+        assert failed.value.response.headers["connection"] == "close", "the next request needs another one"
         assert server.ask(messages=told("go")).choices[0].message.content == "gone"
     assert model.batches == [["go"], ["fail"], ["go"]]
 
