@@ -121,13 +121,13 @@ def _difference(
     width = ROOM * float(np.abs([first_T, second_T]).max())
     second_XST, first_XST = (side_T[None, None] / width for side_T in (second_T, first_T))
     test = PairedTest(second_XST, first_XST, unit_T, fixed=rules.fixed, scores=True, bounded=False)
-    if np.ptp(second_T - first_T) == 0:  # without any spread the limits would be off by the last step of bisection
-        low = high = float(second - first)
-    else:
+    estimate = float(second - first)
+    low = high = estimate
+    if np.ptp(second_T - first_T) > 0:  # without any spread the limits would be off by the last step of bisection
         low, high = (width * float(limit[0]) for limit in test.interval())
     has_interval = test.num_flipped >= MIN_SCORE_UNITS
     limits = (low, high) if has_interval else (None, None)
-    return Spent(float(first), float(second), float(second - first), *limits)
+    return Spent(float(first), float(second), estimate, *limits)
 
 
 def find_frontier(sides: Mapping[str, tuple[Mapping[str, float], float]]) -> Frontier | None:

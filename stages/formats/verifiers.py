@@ -108,8 +108,6 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         error = str(failure.get("error") or "error"), str(failure.get("message") or failure)
     elif failure:
         error = "error", str(failure)
-    averages = about.get("avg_metrics") or {}
-    columns = {name: record.get(name) for name in averages}  # where older versions have metrics
     usage = record.get("token_usage") or {}
     read, written = usage.get("input_tokens"), usage.get("output_tokens")
     total_ms = timing.get("total_ms", record.get("total_ms"))
@@ -121,7 +119,13 @@ def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         model=about.get("model") or model_of_folder,
         log=origin.log("", lambda: _result_log(env, about)),
         measured=MeasuredSample(
-            {REWARD: record["reward"], **_metrics(record.get("metrics") or columns)},
+            # Older versions have each of the metrics as a column.
+            {
+                REWARD: record["reward"],
+                **_metrics(
+                    record.get("metrics") or {name: record.get(name) for name in about.get("avg_metrics") or ()}
+                ),
+            },
             item="" if example is None else str(example),
         ),
         unscored=True,
