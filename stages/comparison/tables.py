@@ -562,9 +562,8 @@ def _scores(
             continue
         try:
             scores[name] = _numbers(table[name], is_csv)
-            if name in OF_COSTS:  # 0 everywhere, or less, is no cost: a side without a price would be the cheapest
-                least = 0 if (pc.max(scores[name]).as_py() or 0) > 0 else inf
-                scores[name] = pc.if_else(pc.greater_equal(scores[name], least), scores[name], None)
+            if name in OF_COSTS:
+                scores[name] = _known_costs(scores[name])
         except pa.ArrowException:
             # Of the keys of an object, texts are explanations; and a column counts only where no other was named.
             if name not in others and (others or "." in name):
@@ -604,16 +603,21 @@ def _errors(texts: Mapping[str, Any], none: Any) -> Any:
 
 
 def _costs(table: pa.Table, names: Sequence[str], is_csv: bool) -> Any:
-    """Return the number in the first of these columns that has one, null where none has one that is a cost.
-
-    Rows of several servers have different columns.
-    """
+    """Return the cost in the first of these columns that has one: rows of several servers have different columns."""
     costs = pa.nulls(len(table), pa.float64())
     for name in names:
         with suppress(KeyError, pa.ArrowException):
-            values = _numbers(table[name], is_csv)
-            costs = pc.coalesce(costs, pc.if_else(pc.greater_equal(values, 0), values, None))
+            costs = pc.coalesce(costs, _known_costs(_numbers(table[name], is_csv)))
     return costs
+
+
+def _known_costs(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return numbers with null for what is no cost: less than 0, and 0 where all are, as programs without prices write.
+
+    Otherwise a side without a price would be the cheapest.
+    """
+    least = 0 if (pc.max(values).as_py() or 0) > 0 else inf
+    return pc.if_else(pc.greater_equal(values, least), values, None)
 
 
 def _is_score(value: Any, is_csv: bool) -> bool:

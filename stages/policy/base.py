@@ -22,6 +22,7 @@ from composer_stages.messages import Message
 from composer_stages.policy import gguf, named
 from composer_stages.policy.prices import TablePrice, table_price
 from composer_stages.policy.request_fields import LIMITS, find_unbounded
+from composer_stages.policy.tool_calls import CallForm
 from composer_stages.redaction import secret_in
 from composer_stages.runs import store
 from composer_stages.runs.kinds import NOOP, REFERENCE
@@ -158,7 +159,7 @@ class PolicyConfig(Settings):
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
     template_date: date = date(2024, 7, 26)
     """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
-    tool_calls: Literal["none", "native", "qwen3", "qwen3-coder", "llama3", "mistral", "deepseek", "gpt-oss"] = "none"
+    tool_calls: CallForm = "none"
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Floating-point type of a local model's weights."""

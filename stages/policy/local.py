@@ -22,6 +22,7 @@ from composer_stages.messages import declares_tools, pin_settings, turn_form
 from composer_stages.policy import adapters, base, model_checks, sampling
 from composer_stages.policy.base import UNSTATED, PolicyConfig, Sample, Turn
 from composer_stages.policy.model_facts import ModelFacts
+from composer_stages.policy.tool_calls import FORMATS
 from composer_stages.runs import hub
 from composer_stages.runs.activity import Notice, activity
 from composer_stages.runs.ledger import Budget
@@ -89,7 +90,7 @@ class LocalPolicy:
         """Load the configured model and its tokenizer; a local model costs no money, so nothing else is used."""
         del cache, budget
         if config.tool_calls == "native":
-            raise UsageError("policy.native-calls-without-server")
+            raise UsageError("policy.native-calls-without-server", forms=[*FORMATS])
         resources.use_own_cores()
         # An adapter is not merged into its base, as in training: merged weights are rounded to the base's type.
         model, tokenizer = load_model(config, listener=listener, merged=False)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from composer_stages import json_text
 from composer_stages.messages import (
@@ -89,7 +89,7 @@ def chat_messages(messages: Sequence[Message], *, with_tools: bool, thoughts: bo
     return sent
 
 
-# Below: the formats of six model families, for models whose server does not parse tool calls. Sources: the model cards
+# Below: the formats of model families, for models whose server does not parse tool calls. Sources: the model cards
 # and chat templates of Qwen3 (Hermes' format), Qwen3-Coder and Qwen 3.5 (vLLM's parser qwen3_coder), Llama 3.1, Mistral
 # (tokenizers v3 and v11), DeepSeek V3 and V3.1, and OpenAI's harmony format for gpt-oss. What looks like a call but is
 # malformed still counts as a call, with a name or arguments that no tool has: it is the model's mistake, which the
@@ -224,6 +224,11 @@ FORMATS: dict[str, Callable[[str], MessageParts]] = {
     "gpt-oss": gpt_oss,
 }
 """`policy.tool_calls` -> how an answer is read."""
+if TYPE_CHECKING:
+    CallForm = str
+else:
+    CallForm = Literal["none", "native", *FORMATS]
+"""`none`, `native` or a key of `FORMATS`."""
 
 
 def _call(text: str) -> ToolCall:

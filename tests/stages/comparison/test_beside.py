@@ -128,12 +128,13 @@ def test_intervals_of_costs_cover() -> None:
 
 
 def test_costs_stand_beside_quality_and_what_is_unknown_is_no_zero(tmp_path: Path) -> None:
-    """C writes 0 where it knows no price, and A lacks the tokens of half of its tasks."""
+    """C writes 0 where it knows no price, so does B in one of two columns; A lacks the tokens of half of its tasks."""
     scores = {"a": passes(40, 20), "b": passes(40, 30), "c": passes(40, 30)}
-    prices = {"a": [0.5] * 40, "b": [0.25] * 40, "c": [0] * 40}
+    none = [0] * 40
+    prices = {"a": {"cost": [0.5] * 40}, "b": {"cost": none, "total_cost": [0.25] * 40}, "c": {"cost": none}}
     tokens = {"a": [100, None] * 20, "b": [50] * 40, "c": [75] * 40}
     paths = [
-        table(tmp_path / f"{name}.jsonl", score=scores[name], cost=prices[name], output_tokens=tokens[name])
+        table(tmp_path / f"{name}.jsonl", score=scores[name], output_tokens=tokens[name], **prices[name])
         for name in scores
     ]
     comparison = compared(*paths)
