@@ -1,6 +1,7 @@
 """How often `composer compare` is right, beside nine other ways to compare: level, coverage and power; and its speed.
 
     python benchmarks/compare.py levels [--experiments 1000]
+    python benchmarks/compare.py sides [--experiments 1000] [--tasks 2000]
     python benchmarks/compare.py speed [--items 3000] [--many 1000000] [--rounds 7]
 
 `levels`: the worlds are those of levels.py without a spread of trainings, the same with several samples of a task, its
@@ -10,6 +11,10 @@ Scores are skewed: most differences are small, some are large losses or gains; o
 the same score on both sides, and these differ by all of the scale. Where outcomes are missing, the second
 side has none for 5 % of the tasks, three in four of them tasks that it would have failed; they are left out on both
 sides. Methods that know units are told the sampled ones; tasks of fixed units are units of their own.
+
+`sides`: several sides beside one, all on the same tasks, each of which gives the first side's outcome in six cases of
+ten. How often anything false is said of any of them, in worlds where it is easiest to say: sides without a gain beside
+others that have one, sides that gain exactly the smallest gain of interest, and sides that lose exactly the margin.
 
 `speed`: the command in a fresh process, in seconds of processor time of all its threads and children, which other
 programs on the machine disturb least; on an idle machine it takes no longer than that by the clock.
@@ -23,7 +28,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,9 +43,14 @@ from records import Claim
 from scipy.special import ndtr
 from support.score_logs import inspect_document, make, pack
 
+from composer_stages.comparison.decision import name_side
+from composer_stages.comparison.measure import measure_sides
+from composer_stages.comparison.pairs import ComparisonRules, PairedSides, ScoreSpan
 from composer_stages.evaluation import design as designs
 from composer_stages.evaluation.design import Design
+from composer_stages.evaluation.difference import GAINS, Decision, Difference
 from composer_stages.evaluation.inference import PairedTest
+from composer_stages.evaluation.outcomes import PairedOutcomes
 from composer_stages.evaluation.task_model import TaskModel
 
 Array = np.ndarray
@@ -266,6 +277,49 @@ def covers(found: Found, true: float) -> Array:
     return np.where(np.isnan(found.low), np.nan, (found.low <= true) & (true <= found.high))
 
 
+def sides(experiments: int = 1000, tasks: int = 2000) -> Iterator[Claim]:
+    """How often `compare` of several sides says anything false of one of them."""
+    margin = 0.05
+
+    def gained(found: Sequence[Difference]) -> bool:
+        return any(each.decision in (*GAINS, Decision.WORSE) for each in found[len(found) // 2 :])
+
+    def less(found: Sequence[Difference]) -> bool:
+        return any(
+            each.decision in (Decision.BETTER_BY_LESS, Decision.NO_GAIN, Decision.NO_DIFFERENCE) for each in found
+        )
+
+    for num in (2, 5, 9):
+        half = num // 2
+        settings = (
+            ("half gain 10 points, one of the others is said to differ", [0.1] * half + [0] * (num - half), 0, gained),
+            ("all gain the smallest gain, one is said to gain less", [margin] * num, 0, less),
+            ("all lose the margin, one is said to be not worse", [-margin] * num, margin, passed),
+        )
+        for at, (words, gains, not_worse, false) in enumerate(settings):
+            random = np.random.default_rng([num, tasks, at])
+            rules = ComparisonRules(ScoreSpan(0, 1), None, True, "excluded", margin, not_worse or None)
+            found = [false(measure_sides(drawn(gains, tasks, random), rules)) for _ in range(experiments)]
+            yield records.share(f"{num} sides, {tasks:,} tasks: {words}", sum(found), experiments, "<= 7")
+
+
+def passed(found: Sequence[Difference]) -> bool:
+    """Return whether any side is shown to be not worse."""
+    return any(bool(each.not_worse) for each in found)
+
+
+def drawn(gains: Sequence[float], tasks: int, random: np.random.Generator) -> list[PairedSides]:
+    """Return sides that gain so much beside one that passes half of its tasks, on independent tasks."""
+    first, units = (random.random(tasks) < 0.5).astype(float), tuple(map(str, range(tasks)))
+    pairs = []
+    for number, gain in enumerate(gains, 1):
+        other = random.random(tasks) < 0.5 + gain / 0.4
+        second = np.where(random.random(tasks) < 0.6, first, other)
+        outcomes = PairedOutcomes.of_one_seed(second[None], first[None], units)
+        pairs.append(PairedSides(name_side(number), "A", outcomes, (Counter(), Counter()), None, None))
+    return pairs
+
+
 def speed(items: int = 3000, many: int = 1_000_000, rounds: int = 7) -> Iterator[Claim]:
     """Processor time and memory of comparisons in fresh processes: tables, and an Inspect archive of transcripts."""
     goals = {"csv": "<= 0.95", "jsonl": "<= 0.95", "parquet": "<= 0.95", "inspect .eval": "<= 1.8"}
@@ -304,7 +358,7 @@ def spent(name: str, items: int) -> tuple[float, float]:
     return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
-CASES = {"levels": levels, "speed": speed}
+CASES = {"levels": levels, "sides": sides, "speed": speed}
 
 if __name__ == "__main__":
     cases.main(__file__, CASES)

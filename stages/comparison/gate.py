@@ -2,7 +2,8 @@
 
 The gate passes where every metric of its policy does. A test that needs all of several results to hold is at the level
 of each alone, without a correction (intersection-union: Berger, Technometrics 1982): so are those of `not_worse`. What
-is called better is a finding by itself, and all of these share one level by Holm's procedure.
+is called better is a finding by itself, and all of these share one level by Holm's procedure; by more than a number,
+by Bonferroni's correction.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +18,7 @@ from composer_stages.comparison.measure import holm_level
 from composer_stages.comparison.policy import PolicyMetric, read_policy
 from composer_stages.errors import UsageError
 from composer_stages.evaluation.difference import GAINS, Decision
-from composer_stages.evaluation.inference import holm
+from composer_stages.evaluation.inference import ALPHA, holm
 
 SETTINGS_OF_POLICY = ("score", "min_gain", "not_worse", "lower_is_better", "outcome", "all_pairs")
 """Settings of `compare` that each metric of a policy has for itself."""
@@ -44,7 +45,8 @@ def judge(sides: Sequence[ReadLog], config: Config) -> list[MetricResult]:
     p_values = [compared[at][0].differences[0].p_value for at in better]
     for number, (at, p_holm) in enumerate(zip(better, holm(p_values), strict=True)):
         if len(better) > 1:
-            comparison, tasks = compare(sides, settings_of(metrics[at], config), holm_level(p_values, number))
+            level = holm_level(p_values, number) if metrics[at].better is True else ALPHA / len(better)
+            comparison, tasks = compare(sides, settings_of(metrics[at], config), level)
             difference = replace(comparison.differences[0], p_holm=p_holm)
             compared[at] = replace(comparison, differences=(difference,)), tasks
     return [

@@ -1,6 +1,8 @@
 """Measure and decide a family of differences, which share one level: sides, benchmarks, or categories of tasks.
 
-A decision has the level that Holm's procedure gives it in its family, and its interval is at the same level.
+A decision has the level that Holm's procedure gives it in its family, and its interval is at the same level. What it
+says of a margin is at Bonferroni's level: Holm's are those of "no difference", which sides that differ by the margin
+would reject one after the other, until the last is tested at the level of one test.
 
 A mean over tasks is that of the largest benchmark: a side may be better by it and worse on two of three. The mean over
 benchmarks has the interval of independent limits, whose distances add in squares (MOVER: Zou and Donner, Statistics in
@@ -64,11 +66,11 @@ def measure_family(
     A case with too few units to show anything takes no share of the level. equal_levels: by Bonferroni's correction.
     """
     p_values = [joint_p_value(case.tests) for case in cases]
-    able = [at for at, case in enumerate(cases) if case.tests[0].num_flipped >= rules.fewest_units(alpha)]
-    tested = [p_values[at] for at in able]
+    able = able_cases(cases, rules, alpha)
+    tested, equal_level = [p_values[at] for at in able], alpha / max(len(able), 1)
     if equal_levels:
         adjusted = {at: min(1.0, p_values[at] * len(able)) for at in able}
-        levels = dict.fromkeys(able, alpha / max(len(able), 1))
+        levels = dict.fromkeys(able, equal_level)
     else:
         adjusted = dict(zip(able, holm(tested), strict=True))
         levels = {at: holm_level(tested, number, alpha) for number, at in enumerate(able)}
@@ -80,6 +82,7 @@ def measure_family(
             case.tests,
             min_gain=rules.min_share,
             alpha=level,
+            margin_alpha=equal_level,
             p_value=p_values[at],
             fewest=rules.fewest_units(level),
             two_sided=True,
@@ -94,6 +97,11 @@ def measure_family(
     return differences
 
 
+def able_cases(cases: Sequence[Case], rules: ComparisonRules, alpha: float) -> list[int]:
+    """Return the numbers of the cases with units enough to show anything."""
+    return [at for at, case in enumerate(cases) if case.tests[0].num_flipped >= rules.fewest_units(alpha)]
+
+
 def measure_sides(pairs: Sequence[PairedSides], rules: ComparisonRules, alpha: float = ALPHA) -> list[Difference]:
     """Return the difference of each pair of sides, with what is missing of either and what that decides."""
     tests = [
@@ -104,9 +112,8 @@ def measure_sides(pairs: Sequence[PairedSides], rules: ComparisonRules, alpha: f
         Case(pair.outcomes, of_pair, pair.treatment, pair.baseline)
         for pair, of_pair in zip(pairs, deciding, strict=True)
     ]
-    # Holm's levels are those of "no difference": sides that are all worse by the margin would reject that one after the
-    # other, and the last of them be called not worse at the level of one test.
     found, differences = measure_family(cases, rules, alpha, equal_levels=rules.not_worse is not None), []
+    equal_level = alpha / max(len(able_cases(cases, rules, alpha)), 1)
     for pair, of_pair, case, difference in zip(pairs, tests, cases, found, strict=True):
         level, decided_alike = difference.alpha, True
         if rules.not_worse and not difference.too_few:
@@ -117,7 +124,10 @@ def measure_sides(pairs: Sequence[PairedSides], rules: ComparisonRules, alpha: f
             )
             difference = replace(difference, not_worse=True if above else False if below else None)
         if not difference.too_few:
-            decisions = {decide_difference([test], rules.min_share, level, two_sided=True) for test in of_pair}
+            decisions = {
+                decide_difference([test], rules.min_share, level, margin_alpha=equal_level, two_sided=True)
+                for test in of_pair
+            }
             decided_alike = decisions == {difference.decision}
         holds = decided_alike and (rules.bounded or not any(pair.missing))
         worst, best = [float(test.estimate_X[0]) * rules.span.width for test in of_pair[1:]] or (None, None)

@@ -405,16 +405,18 @@ class PairedTest:
         return np.clip(self.estimate_X + np.sign(distance_X) * for_units_X, -1, 1), left_X > 0
 
 
-def shows(tests: Sequence[PairedTest], min_gain: float = MIN_GAIN, alpha: float = ALPHA) -> Array:
+def shows(
+    tests: Sequence[PairedTest], min_gain: float = MIN_GAIN, alpha: float = ALPHA, margin_alpha: float | None = None
+) -> Array:
     """Return [X] what is shown. It must hold in every test: the first as observed, others with lost outcomes imputed.
 
     BETTER: a gain. BETTER_BY_LESS: a gain of less than `min_gain`. WORSE: a loss. NO_GAIN: less than `min_gain`, which
-    would have been found. Else UNDECIDED.
+    would have been found. Else UNDECIDED. margin_alpha: the level of what is about `min_gain`; else alpha.
     """
     moved = [(test, test.rejects(0.0, alpha)) for test in tests]
     better_X = np.logical_and.reduce([moved_X & (test.estimate_X > 0) for test, moved_X in moved])
     worse_X = np.logical_and.reduce([moved_X & (test.estimate_X < 0) for test, moved_X in moved])
-    short_X = np.logical_and.reduce([test.below(min_gain, alpha) for test in tests])
+    short_X = np.logical_and.reduce([test.below(min_gain, margin_alpha or alpha) for test in tests])
     choices = (Decision.BETTER_BY_LESS, Decision.BETTER, Decision.WORSE, Decision.NO_GAIN)
     found = [better_X & short_X, better_X, worse_X, short_X]
     return np.select(found, [choice.value for choice in choices], Decision.UNDECIDED.value)
@@ -425,18 +427,19 @@ def decide_difference(
     min_gain: float = MIN_GAIN,
     alpha: float = ALPHA,
     *,
+    margin_alpha: float | None = None,
     fewest: int = 0,
     two_sided: bool = False,
 ) -> Decision:
     """Return what all tests of one experiment show: the rule behind every decision of the program.
 
-    fewest: the units below which nothing is decided. two_sided: whether no gain of interest is told apart from no
-    difference of interest in either direction.
+    margin_alpha: the level of what is about `min_gain`; else alpha. fewest: the units below which nothing is decided.
+    two_sided: whether no gain of interest is told apart from no difference of interest in either direction.
     """
     if tests[0].num_flipped < fewest:
         return Decision.UNDECIDED
-    decision = Decision(str(shows(tests, min_gain, alpha)[0]))
-    if two_sided and decision is Decision.NO_GAIN and all(bool(test.above(-min_gain, alpha)[0]) for test in tests):
+    decision, level = Decision(str(shows(tests, min_gain, alpha, margin_alpha)[0])), margin_alpha or alpha
+    if two_sided and decision is Decision.NO_GAIN and all(bool(test.above(-min_gain, level)[0]) for test in tests):
         return Decision.NO_DIFFERENCE
     return decision
 

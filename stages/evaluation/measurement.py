@@ -39,6 +39,7 @@ def measure_difference(
     *,
     min_gain: float = MIN_GAIN,
     alpha: float = ALPHA,
+    margin_alpha: float | None = None,
     p_value: float | None = None,
     fewest: int | None = None,
     two_sided: bool = False,
@@ -47,9 +48,10 @@ def measure_difference(
 ) -> Difference:
     """Return the difference of two sides in shares, as the first test estimates it and as all tests bound it.
 
-    tests: of the outcomes, and with lost ones imputed where the decision must survive that. p_value: of the first test
-    where it is known. fewest: units below which nothing is decided, by default those with which the test can reject.
-    names: the fields of the difference that say what is compared.
+    tests: of the outcomes, and with lost ones imputed where the decision must survive that. margin_alpha: the level of
+    what is about `min_gain`. p_value: of the first test where it is known. fewest: units below which nothing is
+    decided, by default those with which the test can reject. names: the fields of the difference that say what is
+    compared.
     """
     test, limits = tests[0], [test.interval(alpha) for test in tests]
     gain_T = outcomes.gain_T
@@ -72,7 +74,9 @@ def measure_difference(
         wins=int((gain_T > TIE).sum()),
         losses=int((gain_T < -TIE).sum()),
         num_collections=len(set(outcomes.collections) - {""}),
-        decision=decide_difference(tests, min_gain, alpha, fewest=fewest, two_sided=two_sided),
+        decision=decide_difference(
+            tests, min_gain, alpha, margin_alpha=margin_alpha, fewest=fewest, two_sided=two_sided
+        ),
         reasons=tuple(reasons),
         alpha=alpha,
         method=PermutationTest(test.flips.num_draws, test.flips.exact, fixed, top, test.num_top if top else 0),

@@ -70,6 +70,30 @@ def test_several_sides_that_must_not_be_worse_share_the_level_alike_and_all_must
     assert "Bonferroni" in report.text(comparison)
 
 
+def test_what_is_said_of_a_margin_is_at_a_level_that_all_share_alike(tmp_path: Path) -> None:
+    """Sides that are all better would leave 0.05 to the last, at which alone B gains less than 3.2 points."""
+    little = [0] * 12 + passes(988, 518)
+    scores = {"a": passes(1000, 500), "b": little, "c": passes(1000, 700), "d": passes(1000, 710)}
+    paths = [table(tmp_path / f"{name}.jsonl", score=scores[name]) for name in scores]
+    assert compared(*paths[:2], min_gain=0.032).differences[0].decision is Decision.BETTER_BY_LESS
+    differences = compared(*paths, min_gain=0.032).differences
+    assert (differences[0].alpha, differences[0].high < 0.032) == (0.05, True)
+    assert {each.decision for each in differences} == {Decision.BETTER}
+    sides = [
+        table(tmp_path / f"{name}.jsonl", small=small, large=passes(1000, large))
+        for name, small, large in (("x", scores["a"], 500), ("y", little, 700))
+    ]
+
+    def gate(*bars: str) -> list[bool | None]:
+        metrics = zip(("small", "large"), bars, strict=False)
+        text = "".join(f'[[metric]]\nscore = "{score}"\nbetter = {bar}\n' for score, bar in metrics)
+        (tmp_path / "gate.toml").write_text(text)
+        config = Config(paths=sides, policy=str(tmp_path / "gate.toml"))
+        return [result.passes for result in judge(read_sides(sides, config.columns), config)]
+
+    assert (gate("0.0045"), gate("0.0045", "true"), gate("true", "true")) == ([True], [None, True], [True, True])
+
+
 @pytest.mark.parametrize("rates", [(0.5, 0.5, 0.5, 0.5), (0.4, 0.4, 0.5, 0.7)])
 def test_intervals_of_positions_hold_together(rates: tuple[float, ...]) -> None:
     """Of 400 experiments with 120 shared tasks: every true position, ties in any order, is in its interval in 95 %."""
