@@ -5,7 +5,8 @@ Each reads its words, asks one module for facts, and prints them as text or JSON
 
 import sys
 from dataclasses import replace
-from typing import Annotated
+from decimal import Decimal
+from typing import Annotated, Any
 
 import typer
 
@@ -162,12 +163,23 @@ def query(
     try:
         with resources.limited_memory(most + SPARE_BYTES):
             columns, rows = run_sql(replace(sql_query(entries, sql), memory=most // PARTS))
-            document = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
+            document = {"rows": [dict(zip(columns, map(_json_value, row), strict=True)) for row in rows]}
             print_result(json, document, query_table(columns, rows))
     except MemoryError:
         raise too_large(f"{most / 2**30:.3g} GB of memory for its answer") from None
     for sentence in pooled(entries, sql):
         say(sentence)
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value of DuckDB as JSON has it: decimals as numbers, keys and integers beyond 64 bits as text."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    return [*map(_json_value, value)] if isinstance(value, list | tuple) else value
 
 
 @reports_errors

@@ -116,6 +116,8 @@ class HeartbeatLines:
     figures: dict[str, str] = field(default_factory=dict)
     activities: dict[str, tuple[str, float]] = field(default_factory=dict)
     """By title, what the work does, and since when."""
+    newest: dict[str, str] = field(default_factory=dict)
+    """By title, the newest activity, which may have ended."""
     preparing: set[str] = field(default_factory=set)
     """Titles of the works that count what comes before the work itself."""
     beats: int = 0
@@ -138,6 +140,7 @@ class HeartbeatLines:
             else:
                 since = self.activities[title][1] if isinstance(activity, Detailed) else time.monotonic()
                 self.activities[title] = "" if total else activity, since
+                self.newest[title] = activity or self.newest.get(title, "")
             if isinstance(activity, Notice) and not self.silent:
                 say(f"{title}: {activity}")
 
@@ -148,7 +151,7 @@ class HeartbeatLines:
     def ended(self, title: str) -> None:
         """Remove a work from the lines."""
         self.views.remove(title)
-        for by_title in (self.counts, self.figures, self.activities):
+        for by_title in (self.counts, self.figures, self.activities, self.newest):
             by_title.pop(title, None)
         self.preparing.discard(title)
 
@@ -166,8 +169,8 @@ class HeartbeatLines:
             begun, colon, more = activity.partition(": ") if isinstance(activity, Detailed) else (activity, "", "")
             parts = [self.figures.get(title, ""), activity and f"{begun} for {duration(now - since)}{colon}{more}"]
             counted, inside = count(), "; ".join(filter(None, parts))
-            text = f"{counted} ({inside})" if counted and inside else counted or inside or "nothing finished yet"
-            states.append(f"{title}: {text}")
+            text = f"{counted} ({inside})" if counted and inside else counted or inside
+            states.append(f"{title}: {text or f'done with {self.newest.get(title)}'}")
         say(f"{'; '.join(states)}, after {duration(now - self.started)}")
         for text in list(self.views.texts.values()):
             say(text)

@@ -628,9 +628,9 @@ class ExtractPairsSettings(StageSettings, Arguments, total=False):
     passed. Where both actions were continued (`signal.rollouts`), the pass rates measured there decide instead, about
     every pair. `ignore` keeps all; imported groups have rules of their own. One of respect, ignore."""
     signal: _Group | SignalSettings
-    min_pairs_per_rollout: float
-    """Least mean number of pairs a rollout for the run to pass. The default is for rollouts of many steps; a rollout of
-    few, such as kata's four, has fewer disputed ones."""
+    min_pairs_per_rollout: float | None
+    """Least mean number of pairs a rollout for the run to pass. By default a tenth of the mean number of steps, and not
+    more than 5."""
 
 class _ExtractPairs(_Function):
     """Turn disagreement with the teachers into preference pairs."""

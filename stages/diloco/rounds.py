@@ -302,11 +302,16 @@ def agree(bucket: Bucket, shared: Mapping[str, Any]) -> None:
         )
 
 
-def claim(bucket: Bucket, owner: str) -> int:
-    """Return the replica number of `owner`: the one that it claimed before, else the first that is free."""
-    for replica in range(MOST):
+def claim(bucket: Bucket, owner: str, chosen: int | None = None) -> int:
+    """Return the replica number of `owner`: the chosen one, or that which it claimed before, else the first free one.
+
+    `UsageError` where another owner has the chosen number: of two replicas with one number one would train in vain.
+    """
+    for replica in range(MOST) if chosen is None else [chosen]:
         key = f"n/{replica:04d}"
         # create() lets one of several replicas that start together have the number.
         if bucket.create(key, owner.encode()) or bucket.read(key) == owner.encode():
             return replica
+    if chosen is not None:
+        raise UsageError("diloco.number-taken", url=bucket.url, key=key, chosen=chosen)
     raise UsageError("diloco.no-number-left", url=bucket.url, most=MOST)

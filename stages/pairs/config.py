@@ -29,9 +29,9 @@ class Config(StageConfig):
     which a rollout passed. Where both actions were continued (`signal.rollouts`), the pass rates measured there decide
     instead, about every pair. `ignore` keeps all; imported groups have rules of their own."""
     signal: SignalConfig = SignalConfig()
-    min_pairs_per_rollout: float = Field(default=5.0, ge=0.0, json_schema_extra={"affects_results": False})
-    """Least mean number of pairs a rollout for the run to pass. The default is for rollouts of many steps; a rollout of
-    few, such as kata's four, has fewer disputed ones."""
+    min_pairs_per_rollout: float | None = Field(default=None, ge=0.0, json_schema_extra={"affects_results": False})
+    """Least mean number of pairs a rollout for the run to pass. By default a tenth of the mean number of steps, and not
+    more than 5."""
 
     def uses_gpu(self) -> bool:
         """Return whether the policy that collected the rollouts continues them."""

@@ -1,5 +1,6 @@
 """Report the result of an extraction: pairs by rule, drops by reason, and the verdict by its criterion."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,8 @@ SHUFFLES = 500
 MIN_TEXTS, MOST_TEXTS = 5, 20_000
 CRITERION_P = 0.05
 """The largest p-value of the words' KL against shuffled sides with which the criterion passes."""
+PAIRS_A_STEP, MOST_NEEDED = 0.1, 5.0
+"""Pairs that are needed for each step of a rollout, and at most of a rollout, where no setting says so."""
 MIN_ROLLOUTS = 6
 """With fewer rollouts the mean number of pairs says little about the model and its teachers."""
 EXIT_CODES = {
@@ -83,10 +86,13 @@ def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement
     The criterion: enough pairs per rollout, whose words differ from those of random pairs. NO SIGNAL precedes it.
     """
     density, rollouts, words = summary["pairs_per_rollout"], summary["rollouts"], summary["words"]
+    needed = config.min_pairs_per_rollout
+    if needed is None:  # a rollout of one answer has no more than one disputed step
+        needed = min(MOST_NEEDED, PAIRS_A_STEP * summary.get("steps", math.inf) / max(rollouts, 1))
     criterion = "PASS"
     if rollouts < MIN_ROLLOUTS:
         criterion = "TOO LITTLE DATA"
-    elif density < config.min_pairs_per_rollout or (words and words["p_value"] > CRITERION_P):
+    elif density < needed or (words and words["p_value"] > CRITERION_P):
         criterion = "FAIL"
     elif not words:
         criterion = "TOO LITTLE DATA"
@@ -94,7 +100,7 @@ def judge(folder: Path, summary: Mapping[str, Any], config: Config) -> Judgement
         "pairs.criterion",
         criterion=criterion,
         density=density,
-        needed=config.min_pairs_per_rollout,
+        needed=needed,
         rollouts=rollouts,
         rollouts_needed=MIN_ROLLOUTS,
         words=words,
@@ -197,6 +203,7 @@ def report(
         evidence=evidence.verdict,
         pairs=pairs.number,
         rollouts=num_rollouts,
+        steps=num_steps,
         pairs_per_rollout=density,
         rules=dict(rules),
         dropped=dict(dropped),

@@ -106,7 +106,7 @@ class Step:
     summary: bool = False
 
 
-@dataclass
+@dataclass(repr=False)
 class LiveRollout:
     """One rollout of one task: identity, transcript, steps, grade.
 
@@ -142,6 +142,10 @@ class LiveRollout:
     def rollout_id(self) -> str:
         """Return the content key: the same task, sample and seed give the same id."""
         return f"{self.task.task_id}#{self.sample_idx}@{self.seed}"
+
+    def __repr__(self) -> str:
+        ended = self.error[0] if self.error else self.terminated_by
+        return f"<rollout {self.rollout_id}: reward {self.grade.reward}, {ended}, {len(self.steps)} steps>"
 
 
 RolloutPair = tuple[LiveRollout, Environment]

@@ -180,7 +180,9 @@ def _ask(connection: duckdb.DuckDBPyConnection, query: SqlQuery) -> Answer:
                 raise too_large(f"{ROWS:,} rows for its answer")
             if any(free < 2 * query.memory for free in resources.within_limits().values()):
                 raise MemoryError
-        return [column[0] for column in answered.description or ()], rows
+        names = [column[0] for column in answered.description or ()]
+        # Of two columns of one name, as a join has them, a row by names would lose one; these are DuckDB's own names.
+        return [f"{name}_{count}" if (count := names[:at].count(name)) else name for at, name in enumerate(names)], rows
     except duckdb.OutOfMemoryException:
         raise
     except duckdb.Error as error:

@@ -4,6 +4,7 @@ The trainer's own checkpoints hold the replica's position in its round. A resume
 others are still in the same round, and with their weights otherwise.
 """
 
+import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -48,14 +49,16 @@ class Replica:
 
 
 def join(settings: Diloco, out: RunWriter) -> Replica | None:
-    """Open the bucket and claim a number, or take the given one; None for a training without replicas."""
+    """Open the bucket and claim a number, the first free or the given one; None for a training without replicas."""
     if settings.store is None:
         return None
     bucket = open_bucket(settings.store)
     owner = out.scratch("diloco") / "owner.json"
     if not owner.exists():
-        store.write_json(owner, uuid.uuid4().hex)
-    replica = rounds.claim(bucket, store.read_json(owner)) if settings.replica is None else settings.replica
+        # Who was given a number may begin anew with it, after a refusal or with --clean.
+        given = store.digest([socket.gethostname(), str(out.path.parent.absolute())])
+        store.write_json(owner, uuid.uuid4().hex if settings.replica is None else given)
+    replica = rounds.claim(bucket, store.read_json(owner), settings.replica)
     return Replica(settings, bucket, replica, shared_settings(out.manifest.identity))
 
 

@@ -38,7 +38,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from composer_stages.backends.ranks import Ranks, join
 from composer_stages.backends.resources import peak_memory
-from composer_stages.errors import BadInput
+from composer_stages.errors import BadInput, UsageError
 from composer_stages.gradients.per_row import by_length
 from composer_stages.policy import trials
 from composer_stages.policy.local import LocalPolicy
@@ -156,7 +156,9 @@ class Channels:
                 )
                 for channel_name, channel in self._active.items():
                     if channel.source.name == name:
-                        losses[channel_name] = channel.loss(shared)
+                        losses[channel_name] = loss = channel.loss(shared)
+                        if not isinstance(loss, ChannelLoss):  # of a user's own channel
+                            raise UsageError("training.no-channel-loss", channel=channel_name, value=loss)
         return losses, grpo_scored
 
     @property

@@ -51,6 +51,7 @@ def test_figures_stay_beside_the_count_and_an_activity_has_its_seconds(capfd):
     listen = lines.listener("collect")
     reports = [
         (("opening the model m", 0, 0), "collect: opening the model m for "),
+        (("", 0, 0), "collect: done with opening the model m, after"),
         (("rollouts", 4, 8), "collect: 4 of 8 rollouts, after"),
         ((Figures("mean reward 0.500"), 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500), after"),
         (("sampling 4 answers", 0, 0), "collect: 4 of 8 rollouts (mean reward 0.500; sampling 4 answers for "),

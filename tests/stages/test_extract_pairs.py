@@ -126,6 +126,7 @@ LIKE_RANDOM = {"kl": 0.2, "shuffled_p95": 0.3, "p_value": 0.3}
         ({"pairs_per_rollout": 5.0}, "UNDECIDED", "UNDECIDED", 3),
         ({"pairs_per_rollout": 5.0}, "TOO LITTLE DATA", "TOO LITTLE DATA", 3),
         ({"pairs_per_rollout": 4.99}, "SIGNAL", "FAIL", 1),
+        ({"steps": 5000}, "SIGNAL", "FAIL", 1),
         ({"pairs_per_rollout": 5.0, "words": LIKE_RANDOM}, "SIGNAL", "FAIL", 1),
         ({"pairs_per_rollout": 5.0, "words": None}, "SIGNAL", "TOO LITTLE DATA", 3),
         ({"rollouts": 5}, "SIGNAL", "TOO LITTLE DATA", 3),
@@ -419,6 +420,12 @@ def test_groups_get_the_verdict_that_votes_and_rewards_allow(
     assert (found["alignment"]["pairs"], found["alignment"]["right"]) == (6, right)
     report = (run.path / "report.txt").read_text()
     assert f"\n{verdict}: " in report and "cannot be continued" in report and "\ncriterion: PASS" in report
+
+
+@pytest.mark.parametrize(("density", "verdict"), [(0.1, "SIGNAL"), (0.09, "FAIL")])
+def test_rollouts_of_one_step_need_a_pair_in_ten(density: float, verdict: str) -> None:
+    one_step = {**SHORT, "pairs_per_rollout": density, "steps": 100, "evidence": "SIGNAL"}
+    assert judge(Path(), one_step, extract_pairs.Config()).summary["verdict"] == verdict
 
 
 def test_a_finished_run_is_judged_again_by_the_limits_of_each_call(tmp_path: Path) -> None:

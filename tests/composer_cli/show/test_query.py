@@ -79,7 +79,10 @@ def test_rows_of_several_stages_are_not_pooled_silently(tmp_path):
 def test_values_of_every_kind_can_be_printed(made):
     asked = "select 1.50 as price, null as nothing, date '2026-01-02' as day, 'a' || chr(10) || 'b' as text"
     assert call(made, "query", asked).stdout.splitlines()[1].split() == ["1.50", "-", "2026-01-02", "a\\nb"]
-    assert json.loads(call(made, "query", asked, "--json").stdout)["rows"][0]["price"] == "1.50"
+    assert json.loads(call(made, "query", asked, "--json").stdout)["rows"][0]["price"] == 1.5
+    joined = "select 1 as a, 2 as a, histogram(b) as counts, sum(170::hugeint << 100) as sum from (select 1.5 as b)"
+    (row,) = json.loads(call(made, "query", joined, "--json").stdout)["rows"]
+    assert row == {"a": 1, "a_1": 2, "counts": {"1.5": 1}, "sum": str(170 << 100)}
 
 
 WRITES = [

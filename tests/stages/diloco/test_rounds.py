@@ -234,6 +234,11 @@ def test_numbers_are_given_once_and_kept(bucket: Bucket):
         numbers = list(pool.map(lambda owner: claim(bucket, owner), "abcdefgh"))
     assert sorted(numbers) == list(range(8))
     assert claim(bucket, "c") == numbers[2]
+    assert claim(bucket, "i", chosen=9) == claim(bucket, "i", chosen=9) == 9
+    with pytest.raises(UsageError) as refused:
+        claim(bucket, "j", chosen=9)
+    assert refused.value.values["key"] == "n/0009"
+    assert [claim(bucket, owner) for owner in "jk"] == [8, 10]
 
 
 def test_replicas_of_other_settings_are_refused(bucket: Bucket):

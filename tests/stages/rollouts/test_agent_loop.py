@@ -150,7 +150,8 @@ def test_an_invalid_value_of_an_environment_ends_one_rollout(method: str, value:
 
 
 def test_a_whole_number_is_a_reward() -> None:
-    assert played_by(Own, "grade", Grade(reward=1))[1].grade.reward == 1.0
+    played = played_by(Own, "grade", Grade(reward=1))[1]
+    assert played.grade.reward == 1.0 and repr(played) == "<rollout guess-1#0@0: reward 1.0, answered, 1 steps>"
 
 
 # The local sampler, and the end of the context

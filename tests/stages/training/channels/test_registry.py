@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from support.trainings import metrics_of, settings
 
 from composer_stages import train
+from composer_stages.errors import UsageError
 from composer_stages.runs import runner
 from composer_stages.runs.run import Run
 from composer_stages.training.channels import CHANNELS, ChannelSpec
@@ -29,12 +31,20 @@ class OwnEntropy(Channel[RolloutRows]):
         return ChannelLoss((entropies * rows.own).sum() / rows.tokens, rows.tokens, metrics)
 
 
+class BareLoss(OwnEntropy):
+    """Returns a tensor alone, as a loss function elsewhere does."""
+
+    def loss(self, rows: RolloutRows) -> Any:
+        return super().loss(rows).loss
+
+
 @pytest.fixture
 def registered() -> Iterator[None]:
     described = "Entropy at the student's own tokens."
     CHANNELS["own_entropy"] = ChannelSpec(OwnEntropy, described, columns={"tokens": "own tok"})
+    CHANNELS["bare_loss"] = ChannelSpec(BareLoss, described)
     yield
-    del CHANNELS["own_entropy"]
+    del CHANNELS["own_entropy"], CHANNELS["bare_loss"]
 
 
 def config(model: Path, **weights: float) -> train.Config:
@@ -50,6 +60,13 @@ def test_a_channel_from_outside_trains(tmp_path: Path, tiny: Path) -> None:
     assert row["own_entropy/loss"] > 0 and row["own_entropy/tokens"] == row["own_entropy/denominator"] > 0
     header = (run.read_file("report.txt") or b"").decode().splitlines()[1]
     assert header.split()[-4:-2] == ["entropy", "own_entropy"] and header.endswith("own tok")
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_loss_of_another_type_is_named(tmp_path: Path, tiny: Path) -> None:
+    with pytest.raises(UsageError) as refusal:
+        runner.execute("train", {}, config(tiny, bare_loss=1.0), root=tmp_path)
+    assert refusal.value.code == "training.no-channel-loss" and refusal.value.values["channel"] == "bare_loss"
 
 
 def test_once_unregistered_its_name_is_refused(tiny: Path) -> None:
