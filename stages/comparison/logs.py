@@ -704,5 +704,6 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
         notes=(
             *_errors_counted(*(items.filter(ended)[name].to_pylist() for name in ("state", "reason"))),
             *(Sentence("comparison.weights-left-out", column=name) for name in table.weights),
+            *(Sentence("comparison.counts", score=name, total=total) for name, total in table.counts.items()),
         ),
     )

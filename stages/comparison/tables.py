@@ -44,6 +44,10 @@ NAMES: dict[str, list[str]] = DATA["names"]
 COSTS: dict[str, list[str]] = DATA["costs"]
 """Columns of what a row cost, by those of items."""
 SCORES = [*NAMES["verdicts"], *NAMES["scores"]]
+COUNTED = frozenset(NAMES["verdicts"]) - {"score", "reward", "value"}
+"""Columns of verdicts that may be numbers of successes."""
+ROW, IDS_OF_ITEMS = "id", ("question_id", "example_id", "item_id")
+"""The id that may be the number of a row alone, and those that name what was asked."""
 SCORE_ROOTS = frozenset([*SCORES, *NAMES["groups"]])
 """Columns that are scores, or hold scores by their keys."""
 BENCHMARKS, WITHIN = (
@@ -57,6 +61,7 @@ OF_COSTS = frozenset(chain(*COSTS.values()))
 KNOWN = frozenset(chain(SPACES, *NAMES.values(), OF_COSTS))
 SHARED = re.compile(DATA["patterns"]["shared"], re.IGNORECASE | re.VERBOSE)
 """Columns whose values several tasks may share, which are then no independent evidence."""
+NO_NAME: str = DATA["patterns"]["no_name"]
 NO_ERROR: str = DATA["patterns"]["no_error"]
 TOTAL: str = DATA["patterns"]["total"]
 MEASURING = re.compile("|".join(DATA["patterns"]["measuring"]))
@@ -118,8 +123,9 @@ class ScoreTable:
 
     id_columns: of the task's id, which is that of the last one within the others. numbered: ids are numbers beside
     questions, which then tell what the tasks are. groups: columns whose values tasks may share. judges: who
-    scored each row, null where that is not recorded. weights: columns of weights that differ. settings: what all rows
-    say alike of how they were measured.
+    scored each row, null where that is not recorded. weights: columns of weights that differ. counts: scores that are
+    shares of a column by their names, which were numbers of successes. settings: what all rows say alike of how they
+    were measured.
     """
 
     texts: Mapping[str, pa.ChunkedArray | pa.Array]
@@ -130,6 +136,7 @@ class ScoreTable:
     groups: Mapping[str, pa.ChunkedArray | pa.Array]
     judges: pa.ChunkedArray | pa.Array
     weights: tuple[str, ...]
+    counts: Mapping[str, str]
     settings: Mapping[str, str]
 
     def __len__(self) -> int:
@@ -169,7 +176,8 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         return pa.nulls(len(table), pa.string()) if name is None else texts[name]
 
     named = [name for name in NAMES["metrics"] if name in texts and name not in columns.ids]
-    metrics = _together(path, [name for name in named if not pc.all(_is_empty(texts[name])).as_py()], texts)
+    named = [name for name in named if not pc.all(_is_empty(texts[name])).as_py()] or _measures(texts, columns.ids)
+    metrics = _together(path, named, texts)
     id_columns = columns.ids or _id_columns(texts, first(NAMES["models"]), metrics, columns.outer)
     tasks = _together(path, id_columns, texts)
     rounded = pc.index(pc.match_substring_regex(tasks, ROUNDED), True).as_py()
@@ -179,7 +187,9 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
         )
     model = first(NAMES["models"])
     shared = [
-        name for name in texts if (SHARED.fullmatch(name) or name in NAMES["questions"]) and name not in id_columns
+        name
+        for name in texts
+        if (SHARED.fullmatch(name) or name in {*NAMES["questions"], *IDS_OF_ITEMS}) and name not in id_columns
     ]
     shared += id_columns[-1:] if id_columns[1:] else []
     cells = {
@@ -214,6 +224,7 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
             columns=names,
             near=dict.fromkeys(("id", "score"), ""),
         )
+    counts = _counts(table, scores, is_csv(source.path.name))
     kinds = tuple(ScoreKind(name, "" if name in NAMES["verdicts"] else name) for name in scores)
     if metrics is not None:
         cells, scores, kinds = _by_metric(cells, scores, metrics)
@@ -222,7 +233,7 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
     said = [name for name in (*SPACES, *NAMES["settings"]) if name in texts and name not in id_columns]
     stated = {name: pc.unique(texts[name]) for name in said}
     settings = {name: str(values[0]) for name, values in stated.items() if len(values) == 1 and values[0].is_valid}
-    return ScoreTable(cells, scores, kinds, id_columns, numbered, groups, cells["judge"], weights, settings)
+    return ScoreTable(cells, scores, kinds, id_columns, numbered, groups, cells["judge"], weights, counts, settings)
 
 
 # Files.
@@ -449,8 +460,21 @@ def _leaves(name: str, value: Any, columns: Columns) -> Iterator[tuple[str, Any]
     if not is_apart or not isinstance(value, dict | list):
         yield name, value
         return
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+    for key, inner in value.items() if isinstance(value, dict) else _named(value):
         yield from _leaves(f"{name}.{key}", inner, columns)
+
+
+def _named(values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the values of a list with the names that they hold, which may come in any order; with numbers without."""
+    words = [*NAMES["metrics"], *NAMES["measures"]]
+    names = [
+        next((each[word] for word in words if isinstance(each.get(word), str)), None)
+        if isinstance(each, dict)
+        else None
+        for each in values
+    ]
+    is_named = None not in names and len({*names}) == len(names)
+    yield from zip(names if is_named else range(len(values)), values, strict=True)
 
 
 def _as_text(value: Any) -> str | None:
@@ -488,6 +512,11 @@ def _together(path: str, names: Sequence[str], texts: Mapping[str, Any]) -> Any:
 def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Sequence[str]) -> tuple[str, ...]:
     """Return the column of ids, after those that tell equal ids apart."""
     name = next(name for name in NAMES["ids"] if name in texts)
+    if name == ROW and any(_counts_rows(texts[ROW], first) for first in (0, 1)):
+        name = next((each for each in IDS_OF_ITEMS if each in texts and _num(texts[each]) == len(model)), ROW)
+    if name == "task":  # there are more numbers than tasks where they number the tasks of each, no samples
+        counting = [each for each in NAMES["numbers"] if each in texts and _num(texts[each]) > _num(texts[name])]
+        name = next(iter(counting), name)
     rows = pa.table({"model": model, "metric": pa.nulls(len(model)) if metrics is None else metrics})
     within = [name, *outer]
 
@@ -504,6 +533,29 @@ def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Seque
         if num < len(model) and (more := num_distinct([*within, space])) > num:
             within, num = [*within, space], more
     return *within[1:], name
+
+
+def _counts_rows(column: Any, first: int) -> bool:
+    numbers = pa.array(range(first, first + len(column))).cast(pa.string())
+    return bool(pc.all(pc.fill_null(pc.equal(column, numbers), False)).as_py())
+
+
+def _num(column: Any) -> int:
+    return int(pc.count_distinct(column, "all").as_py())
+
+
+def _measures(texts: Mapping[str, Any], ids: Sequence[str]) -> list[str]:
+    """Return the column that has several values for each task, the same for most: what was measured."""
+    id_name = ids[-1] if ids else next(name for name in NAMES["ids"] if name in texts)
+    num_tasks = _num(texts[id_name])
+    for name in NAMES["measures"]:
+        if name in texts and name not in ids:
+            pairs = pa.table([texts[id_name], texts[name]], ["task", name]).group_by(["task", name]).aggregate([])
+            values = pc.unique(pairs[name])
+            are_names = not pc.any(pc.match_substring_regex(values, NO_NAME)).as_py()
+            if are_names and len(pairs) > num_tasks and len(pairs) >= len(values) * num_tasks / 2:
+                return [name]
+    return []
 
 
 def _benchmark(names: Any) -> Any:
@@ -573,6 +625,20 @@ def _scores(
             )
             raise BadInput("comparison.bad-score", path=path, column=name, score=value, row=row) from None
     return scores
+
+
+def _counts(table: pa.Table, scores: dict[str, pa.ChunkedArray], is_csv: bool) -> dict[str, str]:
+    """Make verdicts that are numbers of successes shares of how many there were; returns that column by their names."""
+    counts = dict[str, str]()
+    for name in sorted(COUNTED & scores.keys()):
+        for total in (each for each in NAMES["totals"] if each in table.column_names):
+            with suppress(pa.ArrowException):
+                of = _numbers(table[total], is_csv)
+                is_one = pc.and_(pc.less_equal(scores[name], of), pc.equal(scores[name], pc.floor(scores[name])))
+                if (pc.max(scores[name]).as_py() or 0) > 1 and pc.all(is_one).as_py():
+                    scores[name], counts[name] = pc.if_else(pc.greater(of, 0), pc.divide(scores[name], of), None), total
+                    break
+    return counts
 
 
 def _numbers(column: pa.ChunkedArray, is_csv: bool) -> pa.ChunkedArray:

@@ -40,8 +40,6 @@ from composer_stages.formats.measurement import (
 from composer_stages.formats.reports import TIME, task_of, time_of
 
 NAME = "lm-eval"
-METRICS = ("exact_match", "acc", "acc_norm", "pass@1", "pass_at_1", "f1")
-"""Metrics of lines that name none, which older versions wrote."""
 NAMES: dict[str, Any] = FIELDS[NAME]
 AGGREGATIONS = {name: Aggregate[how] for how, names in NAMES["aggregations"].items() for name in names}
 """How a number is made of documents, by the program's name for it; any other is made of all documents at once."""
@@ -50,8 +48,8 @@ UNVERSIONED = "Yaml"
 """What stands for the version of a task that declares none."""
 BYPASS = "bypass"
 """The metric of `--predict_only`, which is 999 for every document."""
-KEPT = ("doc_id", "doc", "doc_hash", "prompt_hash", "metrics", *METRICS)
-"""What lines of a document's other filters, and those that wait for them, keep beside their metrics."""
+KEPT = ("doc_id", "doc", "doc_hash", "prompt_hash")
+"""What is kept of a document's line beside its metrics."""
 OF_A_FOLDER = ("model", "sampling", "directions")
 """What the results of another run in the same folder say of a model's samples."""
 FILTERS = "filters"
@@ -76,7 +74,8 @@ def of_documents(
         kept = {name: sample[name] for name in KEPT if name in sample}
         try:
             values = {
-                name: sample.get(name) for name in sample.get("metrics") or [name for name in METRICS if name in sample]
+                name: sample.get(name)
+                for name in sample.get("metrics") or [each for each in sample if each not in NAMES["of_lines"]]
             }
         except TypeError as error:
             yield make_drop(line, "malformed_record", f"metrics: {error}")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from composer_stages.formats.base import FIELDS, INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
-from composer_stages.formats.measurement import MeasuredSample, State
+from composer_stages.formats.measurement import MeasuredSample, State, reason_of
 from composer_stages.formats.messages import arguments_text, call, context, message, spoken, text
 from composer_stages.formats.reports import stem
 from composer_stages.messages import Message, MessageParts, ToolCall, write
@@ -54,9 +54,13 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     # Reward and verdict are from the tests, in the record or a report; the resolver's own opinion is neither.
     report = record.get("report") or result.get("report") or {}
     resolved = report.get("resolved") if isinstance(report, dict) else None
-    passed = result.get("result") if resolved is None else None
-    # The harness counts what it could not evaluate as unresolved.
+    passed = next((result[name] for name in NAMES["passed"] if resolved is None and result.get(name) is not None), None)
+    # The harness counts what it could not evaluate as unresolved, and what it evaluated whatever ended the agent, as a
+    # limit of its steps does.
+    ended = ("error", str(record["error"])) if record.get("error") else None
     failures = [name for name in HARNESS_FAILURES if isinstance(report, dict) and report.get(name)]
+    if ended and turns and (resolved is not None or passed in (0, 1)):
+        failures, ended = [*failures, reason_of(ended)], None
     measured = MeasuredSample(state=State.SCORED_WITH_ERROR, reason=failures[0]) if failures else MeasuredSample()
     usage = metrics.get("accumulated_token_usage") or {}
     # OpenHands writes `output.jsonl`; a file of another name is taken to be named after its data set.
@@ -77,7 +81,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         resolved=None if resolved is None else bool(resolved),
         submission=result.get("git_patch", record.get("git_patch")),
         terminated_by=turns[-1].finish_reason if turns and turns[-1].finish_reason == "length" else None,
-        error=("error", str(record["error"])) if record.get("error") else None,
+        error=ended,
         prompt_tokens=usage.get("prompt_tokens"),
         completion_tokens=usage.get("completion_tokens"),
         cost_usd=metrics.get("accumulated_cost"),

@@ -224,6 +224,10 @@ def completed(trajectory: Trajectory, origin: Origin, reader: Reader) -> Traject
         if verdict is not None:
             trajectory.resolved, trajectory.model = verdict.resolved, trajectory.model or verdict.model
             trajectory.measured.state, trajectory.measured.reason = verdict.state, verdict.reason
+            if trajectory.error and trajectory.turns and verdict.resolved is not None:
+                # What was submitted was judged, whatever ended the agent.
+                ended, trajectory.error = reason_of(trajectory.error), None
+                trajectory.measured.state, trajectory.measured.reason = State.SCORED_WITH_ERROR, ended
     if trajectory.reward is None and trajectory.resolved is not None:
         trajectory.reward = float(trajectory.resolved)
     _measure(trajectory, origin, reader)

@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from composer_stages.words import Sentence
 SB_CLI = "sb-cli-reports"
 """The folder in which sb-cli writes reports of SWE-bench's hosted evaluation, below its working folder."""
 HARNESS_FOLDERS = frozenset({"logs", "results", "reports", "evaluation", "run_evaluation", SB_CLI})
+RESOLVED = ("resolved_ids", "success_ids", "resolved")
 NOT_RUN = ("incomplete_ids", "pending_ids")
 """Lists of instances that a run did not predict or judge: they are no evidence of which run a report belongs to, and
 what was predicted of them has no verdict."""
@@ -78,16 +80,20 @@ class Report:
         depths = (depth for depth, name in enumerate(within) if name in HARNESS_FOLDERS or name in self.verdicts)
         depth = next(depths, None)
         self.scope = folder if depth is None else root.joinpath(*within[:depth])
-        # What may name its run: folders, and the beginnings of its own name (`MODEL.RUN.json`).
+        # What may name its run: folders, and parts of its own name (`MODEL.RUN.json`).
         name = self.location.path.name
-        named = {*within, *(name[:end] for end, character in enumerate(name) if character == ".")}
+        dots = [at for at, character in enumerate(name) if character == "."]
+        named = {*within, *(name[:at] for at in dots)}
+        # What is behind the model, and the parts of sb-cli's names, `SUBSET__SPLIT__RUN.json`.
+        named |= {name[at + 1 : dots[-1]] for at in dots[:-1]} | {*name[: dots[-1]].split("__")}
         self.names = named - HARNESS_FOLDERS - self.verdicts.keys() - {"report", "results"}
 
 
 def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | None:
     """Return the report in a JSON object, None if it is not a report; `TypeError` if its ids are not text."""
-    # `resolved_ids` is SWE-bench's report of a run since 2.0; leaderboard submissions have a list under `resolved`.
-    ids = record.get("resolved_ids", record.get("resolved"))
+    # `resolved_ids` is SWE-bench's report of a run since 2.0, `success_ids` that of SWE-bench-Live; leaderboard
+    # submissions have a list under `resolved`.
+    ids = next((record[name] for name in RESOLVED if name in record), None)
     if isinstance(ids, list):
         lists = {key: value for key, value in record.items() if isinstance(value, list)}
         if not all(isinstance(instance, str) for value in lists.values() for instance in value):
@@ -103,7 +109,7 @@ def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | 
         verdicts = {instance: instance in ids for instance in listed}
         return Report(location, verdicts, True, unjudged, frozenset(lists.get(ERRORS, ())), total)
     # The verdict without the instance around it: then the folder names the instance.
-    if isinstance(ids, bool) and "patch_exists" in record and location.path.stem == "report":
+    if isinstance(ids, bool) and {"patch_exists", "PASS_TO_PASS"} & record.keys() and location.path.stem == "report":
         return Report(location, {location.path.parent.name: ids}, whole_run=False)
     single = {
         str(name): value["resolved"]
@@ -160,7 +166,9 @@ class Reports:
             if not applying:
                 return ReportedOutcome(None, None, None, *unjudged[0])
             verdicts = {report.verdicts.get(instance, False) for report in applying}
-            if len(verdicts) > 1:
+            # Reports of the same instances that differ are of several runs, of which either may be this one.
+            of_runs = [report.verdicts for report in applying if report.whole_run]
+            if len(verdicts) > 1 or any(a.keys() == b.keys() and a != b for a, b in combinations(of_runs, 2)):
                 self.contradicted.add(instance)
                 return ReportedOutcome(None, None, None, State.MISSING, "reports contradict")
             for report in applying:
@@ -202,9 +210,9 @@ class Reports:
 
 
 def _named(reports: list[Report], names: set[str]) -> list[Report]:
-    """Return those of several reports that share a name with the file or its model, all if none does."""
-    named = [report for report in reports if report.names & names] if len(reports) > 1 else []
-    return named or reports
+    """Return those of several reports that share most names with the file or its model, all if none does."""
+    shared = [len(report.names & names) for report in reports]
+    return [report for report, number in zip(reports, shared, strict=True) if number == max(shared)]
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ from composer_stages.terms import SWE_BENCH
 
 PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
 LOST = ("everything but submissions and the verdicts on them",)
+UNNAMED = ("report", "results", "final_report", "per_instance_details")
+"""Names of reports that name no model."""
 VERDICTS = {"resolved_ids": True, "unresolved_ids": False}
 """Keys of a written report."""
 
@@ -85,21 +87,30 @@ def _log(model: str | None, total: tuple[int, int | None] | None) -> MeasuredLog
 
 
 def is_report(record: Any) -> bool:
-    """Whether a record is the report of a run: resolved instances, beside lists of others."""
-    lists = ("unresolved_ids", "submitted_ids", "completed_ids", "error_ids")
-    is_list = isinstance(record, dict) and isinstance(record.get("resolved_ids"), list)
-    return is_list and "results" not in record and any(isinstance(record.get(name), list) for name in lists)
+    """Whether a record is the report of a run, resolved instances beside lists of others, or of single instances."""
+    if not isinstance(record, dict) or not record or "results" in record:
+        return False
+    if any(isinstance(record.get(name), list) for name in ("resolved_ids", "success_ids")):
+        lists = ("unresolved_ids", "submitted_ids", "completed_ids", "error_ids")
+        return any(isinstance(record.get(name), list) for name in lists)
+    is_one = isinstance(record.get("resolved"), bool) and "patch_exists" in record and "instance_id" not in record
+    return is_one or all(isinstance(each, dict) and isinstance(each.get("resolved"), bool) for each in record.values())
 
 
 def report_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield an item for each instance that a report lists."""
     if (report := parse_report(FileLocation(origin.path, origin.file, root=origin.path), record)) is None:
         return
-    named = stem(origin.path).partition(".")[0]
-    model = None if named in ("report", "results", "final_report") else named.replace("__", "/")
+    named, above = stem(origin.path).partition(".")[0], [folder.name for folder in origin.path.parents]
+    if above[3:4] == ["run_evaluation"]:  # RUN/MODEL/INSTANCE/report.json
+        named = above[1]
+    model = None if named in UNNAMED else named.replace("__", "/")
     log = origin.log("", lambda: _log(model, report.total))
     for instance in sorted({*report.verdicts, *report.unjudged}):
-        trajectory = Trajectory(task_id=instance, env=SWE_BENCH, model=model, log=log, unscored=True)
+        about = record.get(instance) or {}
+        trajectory = Trajectory(
+            task_id=instance, env=SWE_BENCH, model=model, log=log, unscored=True, cost_usd=about.get("cost")
+        )
         if instance in report.unjudged:
             trajectory.measured.state, trajectory.measured.reason = report.unjudged[instance]
         else:

@@ -332,6 +332,27 @@ def test_instances_that_a_report_never_judged_are_missing(
     assert means(compared(*(run.path for run in runs))) == means(comparison)
 
 
+@pytest.mark.parametrize(
+    "place", ["results.json", "per_instance_details.json", "logs/run_evaluation/r/org__m/{}/report.json"]
+)
+def test_reports_without_predictions_are_logs(tmp_path: Path, place: str) -> None:
+    """SWE-bench-Live's of a run, that of the leaderboard's runs in bash alone, and those of each instance."""
+    for side, every in (("a", 2), ("b", 4)):
+        passed = {name: at % every != 0 for at, name in enumerate(ids(range(40)))}
+        lists = {
+            f"{word}_ids": [name for name in passed if passed[name] is (word == "success")]
+            for word in ("success", "failure")
+        }
+        details = {name: {"resolved": value, "cost": 0.5 * every} for name, value in passed.items()}
+        for name, about in details.items():
+            content = {"results.json": {**lists, "error_ids": []}, "per_instance_details.json": details}
+            document(tmp_path / side / place.format(name), content.get(place, {name: {**about, "patch_exists": True}}))
+    comparison = compared(tmp_path / "a", tmp_path / "b")
+    assert means(comparison) == [0.5, 0.75]
+    assert [[*side.models] for side in comparison.sides] == [["org/m"] * ("logs" in place)] * 2
+    assert bool(comparison.pairings[0].costs) is ("details" in place or "logs" in place)
+
+
 def evalplus(path: Path, statuses: Iterable[tuple[str, str | None]]) -> Path:
     tasks = {
         f"HumanEval/{at}": [{"task_id": f"HumanEval/{at}", "base_status": base, "plus_status": plus}]
@@ -512,6 +533,19 @@ def test_simulations_that_the_infrastructure_ended_are_missing(tmp_path: Path) -
     ]  # as run.py of tau-bench 1 writes what it caught
     path = document(tmp_path / "airline.json", first)
     assert missing(compared(path, path))[0] == {"RateLimit": 3}
+
+
+def test_metrics_of_lines_that_do_not_name_them_are_scores(tmp_path: Path) -> None:
+    """As before 2024-11, of IFEval."""
+    for side, every in (("a", 2), ("b", 4)):
+        lines = [
+            {"doc_id": at, "doc": {"key": at}, "target": 0, "arguments": [], "resps": [["x"]], "filtered_resps": ["x"]}
+            | {"prompt_level_strict_acc": at % every != 0, "inst_level_strict_acc": [True]}
+            for at in range(20)
+        ]
+        jsonl(tmp_path / side / "samples_ifeval_2024-06-20T10-00-00.jsonl", *lines)
+    comparison = compared(tmp_path / "a", tmp_path / "b")
+    assert means(comparison) == [0.5, 0.75] and comparison.sides[0].score == "prompt_level_strict_acc"
 
 
 def test_sides_that_were_not_measured_alike_are_named_first_or_refused(tmp_path: Path) -> None:
@@ -720,6 +754,7 @@ def chat(**verdict: Any) -> dict[str, Any]:
         (lambda at: openhands(report={"resolved": False, "error_eval": at < 2}), {}, "error_eval"),
         (lambda at: openhands(report={"resolved": False, "test_timeout": at < 2}), {}, "test_timeout"),
         (lambda at: openhands(result=at % 2), {}, ""),
+        (lambda at: openhands(score=bool(at % 2), model_answer="4"), {}, ""),
         (lambda at: gym(at, error_kind="timeout" if at < 2 else None), {}, "timeout"),
         (lambda at: gym(at, response={"error": {"message": "lost"}} if at < 2 else None), {"lost": 2}, ""),
         (lambda at: chat(task_id=f"{at}", correct=True), {}, ""),

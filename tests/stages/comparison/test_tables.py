@@ -273,6 +273,72 @@ def test_a_row_of_each_metric_is_a_score_of_each(tmp_path: Path, seeds: int) -> 
     refused(lambda: compared(one, loss[0]), BadInput, code="comparison.several-scores", shared=[])
 
 
+@pytest.mark.parametrize(
+    ("column", "values", "scores"),
+    [
+        ("key", ["tone", "correctness"], ["correctness", "tone"]),
+        ("evaluator", ["tone", "correctness"], ["correctness", "tone"]),
+        ("evaluator", [f"person {at}" for at in range(20)], ["score"]),
+        ("measure", [1, 2], ["score"]),
+        ("name", ["task {}"], ["score"]),
+    ],
+    ids=["key", "evaluator", "annotators of some tasks each", "numbers", "name of the task"],
+)
+def test_what_has_the_same_values_for_most_tasks_names_metrics(
+    tmp_path: Path, column: str, values: list[Any], scores: list[str]
+) -> None:
+    per_task = 2
+    rows = [
+        {"id": f"t{at}", column: str(values[(at * (len(values) > 2) + k) % len(values)]).format(at), "score": k}
+        for at in range(20)
+        for k in range(per_task)
+    ]
+    log = read(made(tmp_path / "a.csv", rows))
+    assert sorted(log.scores) == scores and len(log.items) == 20 * (1 if len(scores) == 2 else per_task)
+
+
+def test_rows_that_are_counted_are_known_by_what_they_asked(tmp_path: Path) -> None:
+    rows = [{"question_id": f"q{at}", "score": at % 2} for at in range(20)]
+    a, b = (
+        made(tmp_path / f"{name}.csv", [{"id": at, **row} for at, row in enumerate(of_side)])
+        for name, of_side in (("a", rows), ("b", rows[::-1]))
+    )
+    log = read(a)
+    assert compared(a, b)[:2] == (20, 0.0) and log.id_columns == ("question_id",)
+    # Several rows of a question may be samples of it, or tasks of their own.
+    repeated = [{"id": at, "question_id": f"q{at // 4}", "score": at % 2} for at in range(80)]
+    log = read(made(tmp_path / "c.csv", repeated))
+    assert log.id_columns == ("id",) and "question_id" in log.groups
+
+
+def test_numbers_beside_a_benchmark_are_its_tasks_and_beside_a_task_its_samples(tmp_path: Path) -> None:
+    for column in ("index", "problem_id"):
+        rows = [{"task": name, column: at, "score": at % 2} for name in ("gsm8k", "math") for at in range(20)]
+        log = read(made(tmp_path / f"{column}.csv", rows))
+        assert log.id_columns == ("task", column) and log.num_tasks == 40
+    samples = [{"task": f"t{at}", "index": k, "score": at % 2} for at in range(20) for k in range(4)]
+    assert read(made(tmp_path / "samples.csv", samples)).num_tasks == 20
+
+
+def test_a_list_of_named_values_has_scores_by_their_names(tmp_path: Path) -> None:
+    parts = [[{"name": "tone", "value": 0.5}, {"name": "right", "value": at % 2}] for at in range(20)]
+    rows = [{"id": at, "scores": of_row[:: 1 if at % 3 else -1]} for at, of_row in enumerate(parts)]
+    log = read(made(tmp_path / "a.jsonl", rows))
+    assert sorted(log.scored) == ["scores.right.value", "scores.tone.value"]
+    assert log.scores["scores.right.value"].to_pylist() == [at % 2 for at in range(20)]
+
+
+@FORMATS
+def test_numbers_of_successes_are_shares_of_what_is_beside_them(tmp_path: Path, ending: str) -> None:
+    a, b = (
+        made(tmp_path / f"{n}.{ending}", [{"id": i, "passed": n * (i % 2), "total": 2 * n} for i in range(20)])
+        for n in (5, 10)
+    )
+    assert compared(a, b)[:2] == (20, 0.0) and any("total" in note for note in read(a).notes)
+    other = made(tmp_path / f"o.{ending}", [{"id": i, "score": i % 5, "passed": i % 2, "total": 1} for i in range(20)])
+    assert read(other).scores["score"].to_pylist()[:5] == [0, 1, 2, 3, 4] and not read(other).notes
+
+
 QUOTED = 'id,score,note\nt0,1,"a, ""b""\nand c"\nt1,0,"{}"\n'
 
 

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.transcripts import INSTANCE, PATCH, action, call, jsonl, payloads, read
+from support.transcripts import INSTANCE, PATCH, action, call, document, jsonl, payloads, read
 
 from composer_stages.comparison import logs
+from composer_stages.formats.measurement import State
 from composer_stages.rollouts import missing
 
 
@@ -130,3 +131,18 @@ def test_attempts_and_judged_copies_of_a_file_count_once(
     rollouts, _, _ = read(tmp_path)
     assert [rollout.resolved for rollout in rollouts] == resolved
     assert len(logs.read(str(tmp_path)).items) == len(resolved)
+
+
+@pytest.mark.parametrize("place", ["the record", "a report beside it"])
+def test_a_verdict_counts_whatever_ended_the_agent(tmp_path: Path, place: str) -> None:
+    """OpenHands writes the agent's last error beside the verdict: at its limit of steps a patch may be right."""
+    history = [event("user", "message", {"content": "q"}), event("agent", "run", {"command": "ls", "thought": ""})]
+    told = {"report": {"resolved": True}} if place == "the record" else {}
+    line = row(history, error="RuntimeError: Agent reached maximum iteration.", **told)
+    path = jsonl(tmp_path / "output.jsonl", line)
+    if not told:
+        document(tmp_path / "report.json", {"resolved_ids": [INSTANCE]})
+    (rollout,), _, _ = read(tmp_path)
+    (payload,) = payloads(path)
+    assert rollout.measured.state == State.SCORED_WITH_ERROR and "maximum iteration" in rollout.measured.reason
+    assert payload["rollout"]["reward"] == 1.0 and payload["rollout"]["error_type"] is None

@@ -128,6 +128,23 @@ def test_reports_of_several_models_in_one_folder_are_matched_by_name(tmp_path: P
     assert [judged["org/x", i] for i in IDS] == [False, True, False]
 
 
+@pytest.mark.parametrize("name", ["m.{}.json", "sb-cli-reports/swe-bench_lite__test__{}.json"])
+def test_reports_of_several_runs_of_a_model_are_matched_by_the_run(tmp_path: Path, name: str) -> None:
+    for run, resolved in (("one", "a__b-1"), ("two", "a__b-2")):
+        predictions(tmp_path / run / "preds.jsonl")
+        report = {"resolved_ids": [resolved], "unresolved_ids": [i for i in IDS if i != resolved]}
+        document(tmp_path / name.format(run), report)
+    assert verdicts(tmp_path) == [True, False, False, False, True, False]
+
+
+def test_reports_of_several_runs_that_nothing_tells_apart_give_no_verdict(tmp_path: Path) -> None:
+    predictions(tmp_path / "preds.jsonl")
+    for name, resolved in (("one", "a__b-1"), ("two", "a__b-2")):
+        report = {"resolved_ids": [resolved], "unresolved_ids": [i for i in IDS if i != resolved]}
+        document(tmp_path / f"{name}.json", report)
+    assert verdicts(tmp_path) == [None] * 3
+
+
 def test_contradicting_reports_give_no_verdict_and_are_counted(tmp_path: Path) -> None:
     predictions(tmp_path / "in" / "preds.jsonl")
     document(tmp_path / "in" / "one.json", {"resolved_ids": ["a__b-1", "a__b-2"]})
