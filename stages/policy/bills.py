@@ -68,10 +68,13 @@ class Bill:
         if prompt is not None and "prompt_tokens" not in usage and "input_tokens_details" not in usage:
             prompt = read  # as Anthropic counts: neither is among the input tokens
         if prompt is not None and completion is not None:
+            total = _number(usage, "total_tokens") or 0
+            if total == read + completion:  # Portkey passes Anthropic's count on, in a total that is of all
+                prompt = read
             # OpenAI counts reasoning among the completion tokens. Gemini's and xAI's compatible servers leave it out of
             # them and add it to the total.
             apart = completion + reasoning if reasoning > completion else 0
-            completion = max(completion, (_number(usage, "total_tokens") or 0) - prompt, apart)
+            completion = max(completion, total - prompt, apart)
         return cls(prompt, completion, cached, written, read)
 
     @property

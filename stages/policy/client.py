@@ -380,13 +380,16 @@ def retrying(config: PolicyConfig, **callbacks: Any) -> tenacity.AsyncRetrying:
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Return the seconds before the next launch: the server's Retry-After up to two minutes, else 0.5 to 8 s."""
+    """Return the seconds before the next launch: the server's Retry-After up to two minutes, else 0.5 to 8 s.
+
+    Where it refuses again after such a wait, at least as long as without: Azure asks to wait 0 ms for a spent minute.
+    """
     error = state.outcome.exception() if state.outcome else None
     if not isinstance(error, RetryableError) or error.wait_s is None:
         return BACKOFF(state)
     if error.wait_s > MAX_WAIT_S:
         raise Incomplete("policy.wait-too-long", wait_s=error.wait_s, max_wait_s=MAX_WAIT_S)
-    return error.wait_s
+    return error.wait_s if state.attempt_number == 1 else max(error.wait_s, BACKOFF(state))
 
 
 class TooLong(Exception):

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -74,7 +74,7 @@ def is_empty(message: Mapping[str, Any]) -> bool:
 class Fault:
     """A refusal: its message, all of its texts, its codes without signs, the field that it names, what the model wrote.
 
-    wait_s: the seconds that it asks to wait.
+    wait_s: the seconds that it asks to wait. headers: of limits, as OpenRouter passes them on in the body.
     """
 
     message: str
@@ -83,6 +83,7 @@ class Fault:
     parameter: str | None = None
     generation: str = ""
     wait_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse_fault(body: Any) -> Fault:
@@ -101,6 +102,7 @@ def parse_fault(body: Any) -> Fault:
         next((str(name) for name in (*values["param"], *values["loc"][::-1]) if name), None),
         next((text for text in values["failed_generation"] if isinstance(text, str)), ""),
         next((wait for wait in waits if wait is not None), None),
+        {name.lower().replace("_", "-"): str(told[0]) for name, told in values.items() if _OF_LIMITS.search(name)},
     )
 
 
@@ -176,11 +178,13 @@ def _is_beyond(fault: Fault, sent: Sent) -> bool:
 _WAIT = re.compile(
     r"(?:again|retry|wait)(?: after| in| for)?:? ((?:[\d.]+ ?(?:m?s|m(?=\d)|seconds?|minutes?))+)\b", re.IGNORECASE
 )
+_OF_LIMITS = re.compile("retry[-_]after|ratelimit", re.IGNORECASE)
 _UNITS = {"ms": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "d": 86400}
 
 
 def told_wait_s(headers: Mapping[str, str], fault: Fault) -> float | None:
     """Return how many seconds a server asks to wait, in any of the fields that servers have for it; None for none."""
+    headers = {**fault.headers, **headers}
     told = [f"{headers[name]}ms" for name in ("retry-after-ms", "x-ms-retry-after-ms") if name in headers]
     told += [headers.get("retry-after", "")]
     if (first := next((wait for text in told if (wait := _duration_s(text)) is not None), fault.wait_s)) is not None:
@@ -198,9 +202,8 @@ def _duration_s(text: str) -> float | None:
         if parts and re.fullmatch(r"(?:[\d.]+ ?[a-z]+ ?)+", text.lower()):
             return sum(float(n) * (_UNITS.get(unit) or _UNITS[unit.rstrip("s")]) for n, unit in parts)
         if re.fullmatch(r"[-+]?[\d.]+", text):
-            wait, now = float(text), datetime.now(UTC).timestamp()
-            wait -= now if wait > 1e9 else 0.0
-            return max(wait / 1000 - now if wait > 1e11 else wait, 0.0)
+            wait = float(text) / (1000 if float(text) > 1e11 else 1)
+            return max(wait - (datetime.now(UTC).timestamp() if wait > 1e9 else 0.0), 0.0)
         at = datetime.fromisoformat(text) if text[:4].isdigit() else parsedate_to_datetime(text)
         return max((at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds(), 0.0)
     return None

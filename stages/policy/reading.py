@@ -36,7 +36,7 @@ from composer_stages.policy.client import (
 from composer_stages.policy.faults import Sent, excerpt, meaning, parse_fault
 from composer_stages.policy.requests import CallBounds
 from composer_stages.policy.token_counts import least_tokens
-from composer_stages.policy.tool_calls import normalise_calls
+from composer_stages.policy.tool_calls import normalise_calls, without_end
 from composer_stages.words import Sentence
 
 
@@ -141,7 +141,7 @@ def read(
         # GitHub Copilot puts the words and the calls of one answer into several choices (HKUDS/nanobot#1481).
         answers = (other.get("message") or {} for other in choices)
         calls = _calls(message) or tuple(call for answer in answers for call in _calls(answer))
-        text = "".join(spoken)
+        text = without_end("".join(spoken))
         text = write(MessageParts(without_calls(text), calls)) if calls else normalise_calls(config.tool_calls, text)
         # What the model has written itself, without the marks of our own format.
         written = [*spoken, *(piece for call in calls for piece in (call.name, call.arguments))]
@@ -237,7 +237,10 @@ def _ending_word(choice: dict[str, Any]) -> str | None:
     word = word.get("type") if isinstance(word, dict) else word
     if word is not None and not isinstance(word, str):
         raise TypeError(f"a finish_reason that is not text: {short(word)}")
-    return word
+    # A gateway says "error" or "stop" where the model's maker says that its call is malformed, or its answer filtered.
+    places = (choice, choice.get("provider_specific_fields"))
+    natives = [str(place.get("native_finish_reason")) for place in places if isinstance(place, dict)]
+    return next((text for text in natives if endings.ending_of(text) in endings.NOT_WHOLE), word)
 
 
 def _logprobs(choice: dict[str, Any]) -> list[float] | None:

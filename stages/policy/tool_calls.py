@@ -95,7 +95,15 @@ def chat_messages(messages: Sequence[Message], *, with_tools: bool, thoughts: bo
 # malformed still counts as a call, with a name or arguments that no tool has: it is the model's mistake, which the
 # environment answers.
 
-END = re.compile(r"(<\|(?:im_end|eot_id|eom_id|end_of_text|return|call|end)\|>|</s>|<｜end▁of▁sentence｜>)\s*$")
+END = re.compile(
+    r"((<\|(?:im_end|eot_id|eom_id|eot|end_of_text|endoftext|END_OF_TURN_TOKEN|return|call|end)\|>"
+    r"|</s>|<eos>|<end_of_turn>|<turn\|>|<｜end▁of▁sentence｜>)\s*+)++\Z"
+)
+
+
+def without_end(text: str) -> str:
+    """Return an answer without the tokens that end it, which some servers leave in its text (mzau/mlx-knife#20)."""
+    return text if "<s>" in text else END.sub("", text)  # </s> ends what HTML strikes out, too
 
 
 def normalise_calls(form: str, text: str) -> str:
@@ -106,7 +114,7 @@ def normalise_calls(form: str, text: str) -> str:
     reader = FORMATS.get(form)
     if reader is None:
         return text
-    written = END.sub("", text)
+    written = without_end(text)
     if reader is gpt_oss:
         parts = gpt_oss(written)
     else:

@@ -159,3 +159,7 @@ def test_a_wait_is_read_wherever_a_server_says_it(headers: dict[str, str], messa
     assert told_wait_s({}, parse_fault(info)) == 17.5
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
     assert told_wait_s({"retry-after": later}, parse_fault("slower")) == pytest.approx(90, abs=3)
+    reset = str(round(datetime.now(UTC).timestamp() + 90) * 1000)
+    passed_on = parse_fault({"error": {"metadata": {"headers": {"X-RateLimit-Reset": reset}}}})
+    assert told_wait_s({}, passed_on) == pytest.approx(90, abs=3)
+    assert told_wait_s({"retry-after": "3"}, passed_on) == 3

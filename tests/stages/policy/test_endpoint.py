@@ -59,6 +59,15 @@ def test_retry_after_is_obeyed(tmp_path: Path) -> None:
     assert sample.text == "ok" and sample.attempts == 2 and time.monotonic() - started >= 0.3
 
 
+def test_a_wait_of_nothing_is_believed_once(tmp_path: Path) -> None:
+    """Azure asks to wait 0 ms while a minute's tokens are spent: six attempts took milliseconds."""
+    spent = Reply(429, {"error": {"message": "slow"}}, {"retry-after-ms": "0"})
+    with serving(lambda body, n: Reply(body=answer("ok")) if n > 1 else spent) as server:
+        started = time.monotonic()
+        sample = ask_all(open_at(server.url, tmp_path), turns("a"))[0]
+    assert sample.text == "ok" and sample.attempts == 3 and time.monotonic() - started >= 0.9
+
+
 def test_a_stop_cancels_waiting_requests_and_keeps_sent_ones(tmp_path: Path) -> None:
     """As many calls as allowed at once had waited, and were sent and paid for after the signal."""
     stop = threading.Event()
