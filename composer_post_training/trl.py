@@ -55,6 +55,7 @@ from composer_stages.training.channels.pairs import PairSource, TokenPair, fitte
 from composer_stages.training.channels.rollouts import OwnRollout
 from composer_stages.training.checkpoints import SourcesFollow
 from composer_stages.training.config import Config, Hints
+from composer_stages.training.refusals import of_a_pass
 from composer_stages.training.scoring import Tree
 from composer_stages.training.step import Channels, ComposedStep
 from composer_stages.words import Sentence
@@ -183,6 +184,8 @@ class _ChannelStep(ComposedStep):
         generation, step = self.args.steps_per_generation or 1, self.args.gradient_accumulation_steps
         if generation % step:
             raise UsageError("python.uneven-generation", generation=generation, step=step)
+        if self._max_tokens is not None and (field := of_a_pass(vars(self.args))):
+            raise UsageError("training.mean-per-part", field=field, cut="max_tokens")
 
     def _take(self, rows: list[Row], config: Config) -> None:
         """Tokenise pairs as `DPOTrainer` does, and score them by the model as it is."""

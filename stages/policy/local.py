@@ -37,6 +37,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     """
     with model_checks.translate_errors(config):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    tokenizer.clean_up_tokenization_spaces = False  # with which answers lose blanks: `ls .` was executed as `ls.`
     folded = model_checks.fit_template(config, tokenizer)
     pin_settings(tokenizer, config.chat_template_kwargs, config.template_date)
     model_checks.require_read_calls(config, tokenizer)

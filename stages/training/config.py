@@ -145,7 +145,8 @@ class Optimisation(Settings):
     loss_type: str = "dapo"
     """TRL's form of the GRPO loss."""
     micro_batch: int | None = Field(default=None, gt=0)
-    """Rollouts in one forward and backward pass, which moves results by rounding alone. None takes all of a step for a
+    """Rollouts in one forward and backward pass, which moves results by rounding alone, except by fields of TRL's that
+    act on the tokens of a pass (entropy_coef, top_entropy_quantile, loss_type bnpo). None takes all of a step for a
     small model, else what is fastest of what fits into the free memory: into a third of a CPU's, 85 % of a GPU's."""
     max_tokens_per_micro_batch: int | None = Field(default=None, gt=0)
     """Cut micro-batches further, by length: at most so many tokens, padding included, in one forward and backward

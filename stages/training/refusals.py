@@ -1,7 +1,7 @@
 """Refusals: why a plan cannot be trained, and what to set instead, before a model is loaded."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from composer_stages.errors import UsageError
 from composer_stages.policy import adapters
@@ -50,12 +50,20 @@ def _input_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
         yield UsageError("training.reference-of-adapter", model=config.policy.model)
 
 
+def of_a_pass(trl: Mapping[str, Any]) -> str | None:
+    """Return which field of TRL's acts on the tokens of each pass alone, and so by how a micro-batch is cut."""
+    named = [name for name in PER_PASS if trl.get(name)]
+    return next(iter(named), "top_entropy_quantile" if trl.get("top_entropy_quantile", 1.0) != 1.0 else None)
+
+
 def _process_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
     """Yield why several processes would take another step than one, or cannot share the rollouts of a step."""
     size, trl, count = plan.config.optimisation, plan.config.trl, plan.processes
     rollouts = max(size.prompts_per_step // count, 1) * size.generations
     if size.micro_batch and rollouts % min(size.micro_batch, rollouts):
         yield UsageError("training.micro-batch-not-divided", micro_batch=size.micro_batch, rollouts=rollouts)
+    if size.max_tokens_per_micro_batch and (per_pass := of_a_pass(trl)):
+        yield UsageError("training.mean-per-part", field=per_pass, cut="optimisation.max_tokens_per_micro_batch")
     if count == 1:
         return
     if plan.config.diloco.store is not None:

@@ -321,7 +321,9 @@ class ComposedStep(AnyTrainer):
                 trees = groups.trees if groups else ()
                 losses, scored = self._passes(lambda: self.channels.losses(plain, rows, trees))
                 if groups is not None and scored is not None:
-                    self._scored = statistics(plain, groups, scored, self.temperature)
+                    logps, entropies = statistics(plain, groups, scored, self.temperature)
+                    # Only a bonus is learnt from: of logits the graph of entropies takes two tables more.
+                    self._scored = logps, entropies if self._entropy_bonus_enabled else entropies.detach()
         # 2. TRL's loss of the rollouts, weighted so that the parts add up to the micro-batch's. It takes `_scored`.
         if not with_grpo:
             grpo = torch.zeros((), device=self.accelerator.device)
@@ -502,14 +504,14 @@ def group(inputs: Mapping[str, Tensor]) -> Groups:
 def statistics(
     model: Any, groups: Groups, scored: Scored, temperature: float
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Return log-probs and entropies (nats) of completions where TRL expects them, 0 at padding; entropies detached."""
+    """Return log-probs and entropies (nats) of completions where TRL expects them, 0 at padding."""
     logps, entropy = through_head(model, scored, temperature, ("entropy",))
     of_rows = [row for row, size in zip(groups.rows, scored.sizes, strict=True) for _ in range(size)]
     of_columns = [column for size in scored.sizes for column in range(size)]
     indices = [torch.tensor(of, dtype=torch.long) for of in (of_rows, of_columns)]  # [N] each; N may be 0
     rows, columns = on_device(indices, logps.device)
     empty = torch.zeros(groups.shape, dtype=logps.dtype, device=logps.device)
-    return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy.detach())
+    return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy)
 
 
 def rows_in_batch(unused: list[Any], inputs: Mapping[str, Tensor], *, all_left: bool) -> list[Any]:

@@ -263,6 +263,11 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
             composer.UsageError,
             "steps_per_generation is 3 and gradient_accumulation_steps 2",
         ),
+        (
+            {"pairs": PAIRS, "weights": {"sft": 1}, "entropy_coef": 0.1, "max_tokens": 99},
+            composer.UsageError,
+            "entropy_coef acts on the tokens of each pass, into several of which max_tokens cuts",
+        ),
     ],
 )
 def test_unusable_pairs_hints_and_weights_are_refused(

@@ -50,6 +50,19 @@ def test_template_settings_apply_to_every_rendering(folder: Path) -> None:
     assert plain.facts()["chat_template_sha256"] != off.facts()["chat_template_sha256"]
 
 
+def test_an_answer_keeps_blanks_that_its_tokenizer_cleans_up(folder: Path) -> None:
+    words = tokenizer()
+    words.add_tokens("'s")
+    words.clean_up_tokenization_spaces = True
+    words.chat_template = TEMPLATE
+    ids = words("fix 's", add_special_tokens=False)["input_ids"]
+    assert words.decode(ids) == "fix's"
+    words.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "clean_up_tokenization_spaces": True}))
+    assert load_tokenizer(str(folder), PolicyConfig(model=str(folder))).decode(ids) == "fix 's"
+
+
 def test_a_template_setting_must_be_an_identifier() -> None:
     with pytest.raises(ValidationError):
         PolicyConfig(chat_template_kwargs={"x %}": True})

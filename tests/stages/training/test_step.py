@@ -45,8 +45,8 @@ def rollouts(held: LocalPolicy) -> LockStep:
     return LockStep(GuessEnv, held, Schedule(GuessEnv().tasks("train", 4, 0), groups=2, generations=4, seed=0), 2)
 
 
-def arguments(folder: Path, settings: Optimisation = SETTINGS) -> GRPOConfig:
-    return trl_config(str(folder), settings, seed=0, temperature=1.0, max_completion=64, device="cpu")
+def arguments(folder: Path, settings: Optimisation = SETTINGS, more: Any = None) -> GRPOConfig:
+    return trl_config(str(folder), settings, seed=0, temperature=1.0, max_completion=64, device="cpu", more=more)
 
 
 def composed(
@@ -57,8 +57,10 @@ def composed(
     num_gpus: int = 0,
     held: LocalPolicy | None = None,
     source: PairSource | None = None,
+    more: Any = None,
+    shared_prompts: bool = False,
 ) -> ComposedTrainer:
-    held, args = held or policy(), arguments(folder, settings)
+    held, args = held or policy(), arguments(folder, settings, more)
     args._n_gpu = num_gpus
     channels = Channels(Config(weights=weights or Weights()), [source or PairSource([], per_step=1, seed=0)])
     return ComposedTrainer(
@@ -68,6 +70,7 @@ def composed(
         channels=channels,
         rows=lambda rollouts, step: rows or Batch(),
         gradient_cosine_every=0,
+        shared_prompts=shared_prompts,
         args=args,
     )
 
@@ -203,11 +206,23 @@ def test_scored_together_is_scored_as_trl_does(tmp_path: Path) -> None:
     torch.testing.assert_close(entropy[kept], their_entropy[kept], rtol=1e-5, atol=1e-5)
     weights = torch.randn(ours.shape) * kept
     mine, other = (
-        torch.autograd.grad((x * weights).sum(), list(model.parameters()), allow_unused=True) for x in (ours, theirs)
+        torch.autograd.grad((weights * (x + 2 * y)).sum(), list(model.parameters()), allow_unused=True)
+        for x, y in ((ours, entropy), (theirs, their_entropy))
     )
     torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
     groups = group(inputs | {"completion_mask": torch.zeros(4, 4, dtype=torch.long)})
     assert not any(x.any() for x in statistics(model, groups, score(model, groups.trees), trainer.temperature))
+
+
+def test_a_bonus_on_entropy_is_learnt_where_prompts_are_shared(tmp_path: Path) -> None:
+    gradients = []
+    for shared, bonus in ((False, 0.5), (True, 0.5), (True, 0.0)):
+        settings = SETTINGS.model_copy(update={"steps": 1})
+        trainer = composed(tmp_path, settings=settings, more={"entropy_coef": bonus}, shared_prompts=shared)
+        gradients.append(torch.cat([g.flatten() for g in gradients_of_first_step(trainer)[0]]))
+    of_trl, of_trees, without = gradients
+    torch.testing.assert_close(of_trees, of_trl, rtol=1e-3, atol=1e-5)
+    assert (of_trees - without).norm() > 0.1 * without.norm()
 
 
 def test_losses_are_weighted_and_nothing_is_added_without_weight_or_rows() -> None:
