@@ -62,8 +62,8 @@ def _process_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
     rollouts = max(size.prompts_per_step // count, 1) * size.generations
     if size.micro_batch and rollouts % min(size.micro_batch, rollouts):
         yield UsageError("training.micro-batch-not-divided", micro_batch=size.micro_batch, rollouts=rollouts)
-    if size.max_tokens_per_micro_batch and (per_pass := of_a_pass(trl)):
-        yield UsageError("training.mean-per-part", field=per_pass, cut="optimisation.max_tokens_per_micro_batch")
+    if size.max_tokens_per_micro_batch and (field := of_a_pass(trl)):
+        yield UsageError("training.mean-per-part", field=field, cut="optimisation.max_tokens_per_micro_batch")
     if count == 1:
         return
     if plan.config.diloco.store is not None:
