@@ -13,6 +13,7 @@ names, else from files named after SWE-bench next to the folder.
 """
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
 LOST = ("everything but submissions and the verdicts on them",)
 UNNAMED = ("report", "results", "final_report", "per_instance_details")
 """Names of reports that name no model."""
+CUT = re.compile(r"^\[\d+ characters left out\]$", re.MULTILINE)
+"""What a rollout's submission has in the middle where it was longer than is kept; no program applies it."""
 VERDICTS = {"resolved_ids": True, "unresolved_ids": False}
 """Keys of a written report."""
 
@@ -137,6 +140,9 @@ def prediction_files(transcripts: Iterable[ExportedTranscript], dropped: Counter
         model, task = rollout["model"] or "unknown", rollout["task_id"]
         if transcript.submission is None:
             dropped["no_submission"] += 1
+            continue
+        if CUT.search(transcript.submission):
+            dropped["submission_too_long"] += 1
             continue
         # The harness takes one prediction an instance from a file, so the second of a model goes to a second run.
         runs[model, seen[model, task]].append(Prediction(task, transcript.submission, rollout["hidden_pass"]))

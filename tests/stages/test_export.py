@@ -40,6 +40,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typing_extensions import TypedDict
 
 from composer_stages import collect, export
+from composer_stages.envs.bash import elide
 from composer_stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
 from composer_stages.formats import FORMATS, writer
 from composer_stages.formats.hub import dataset_card
@@ -214,6 +215,9 @@ def test_no_file_of_an_export_is_written_twice(tmp_path: Path) -> None:
 def test_rollouts_without_submission_are_no_predictions(tmp_path: Path, talked: Run) -> None:
     code, reasons = "nothing-to-export", ["5 no_submission"]
     refused(lambda: exported(tmp_path, talked, "swebench-preds"), BadInput, code=code, reasons=reasons)
+    long = imported(tmp_path, submissions(tmp_path / "in", ("a/m", elide(PATCH * 9, len(PATCH))[0])))
+    reasons = ["1 submission_too_long"]
+    refused(lambda: exported(tmp_path, long, "swebench-preds"), BadInput, code=code, reasons=reasons)
 
 
 @pytest.mark.parametrize("wanted", ["trl", "verifiers", "inspect"])

@@ -30,6 +30,8 @@ from composer_stages.words import Sentence
 
 CHANGED_BYTES = 256 << 20
 """Limit on all files that an agent made or resized; they are held in memory."""
+MOST_BINARY = 512 << 10
+"""Bytes of the binary files of a patch, on both sides; of more it has the names alone."""
 GIT_ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_TERMINAL_PROMPT": "0"}
 AUTHOR = {
     f"GIT_{role}_{field}": value
@@ -159,14 +161,42 @@ def apply(changes_: Mapping[str, TreeFile | None], root: Path) -> None:
 
 
 def patch(before: Path, changed: Changes) -> str:
-    """Return changes to text files in the format of `git diff`, which runs in an empty folder of its own."""
+    """Return changes to files in the format of `git diff`, which runs in empty folders of its own.
+
+    Files that are no UTF-8 are in it as binary ones: `git apply` refuses a whole patch with a file that is not in it.
+    """
+    sides = {"a": {path: read(before, path) for path in changed}, "b": changed}
+    binary = {path for side in sides.values() for path, file in side.items() if file and not _is_text(file.data)}
+    return "".join(
+        _patch(
+            {name: {path: side[path] for path in side if (path in binary) == apart} for name, side in sides.items()},
+            is_binary=apart,
+        )
+        for apart in sorted({False, bool(binary)})
+    )
+
+
+def _is_text(data: bytes) -> bool:
+    with suppress(UnicodeDecodeError):
+        return "\0" not in data.decode()
+    return False
+
+
+def _patch(sides: Mapping[str, Changes], *, is_binary: bool) -> str:
+    """Return the difference of two sides, whose files are all binary, or all text."""
     with scratch() as folder:
-        for name, side in (("a", {path: read(before, path) for path in changed}), ("b", changed)):
+        for name, side in sides.items():
             (folder / name).mkdir()
             files = {path: file for path, file in side.items() if file is not None and not stat.S_ISDIR(file.mode)}
             # git, which runs as an ordinary user, has to read them.
             apply({path: TreeFile(file.data, file.mode | 0o600) for path, file in files.items()}, folder / name)
-        return git(folder, "diff", "--no-index", "--no-prefix", "--no-renames", "--no-color", "a", "b", codes=(0, 1))
+        num_bytes = sum(len(file.data) for side in sides.values() for file in side.values() if file)
+        options = ["--no-index", "--no-prefix", "--no-renames", "--no-color"]
+        options += ["--binary"] if is_binary and num_bytes <= MOST_BINARY else []
+        (folder / "attributes").write_text("* -diff\n" if is_binary else "")
+        attributes = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.attributesFile"}
+        attributes["GIT_CONFIG_VALUE_0"] = str(folder / "attributes")
+        return git(folder, "diff", *options, *sides, codes=(0, 1), env=attributes)
 
 
 def commit(root: Path) -> str:

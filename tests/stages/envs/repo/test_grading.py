@@ -253,6 +253,22 @@ def test_a_link_among_the_tests_is_one_of_them_and_closed_files_are_in_the_patch
     assert "+text" in trees.patch(tmp_path / "delivered", verdict.applied)
 
 
+def test_git_applies_a_patch_with_files_that_are_no_text(tmp_path: Path) -> None:
+    before, left, applied = (tmp_path / name for name in ("before", "left", "applied"))
+    for folder, data in ((before, b"caf\xe9\nold\n"), (left, b"caf\xe9\nnew\n"), (applied, b"caf\xe9\nold\n")):
+        folder.mkdir()
+        (folder / "latin.py").write_bytes(data)
+    (left / "data.npy").write_bytes(bytes(range(256)))
+    (left / "text.py").write_text("é\n")
+    patch = trees.patch(before, trees.changes(before, left))
+    assert "+é" in patch
+    (tmp_path / "patch").write_text(patch)
+    trees.git(applied, "apply", str(tmp_path / "patch"))
+    assert trees.changes(left, applied) == {}
+    (left / "data.npy").write_bytes(bytes(trees.MOST_BINARY + 1))
+    assert "\nBinary files /dev/null and b/data.npy differ\n" in trees.patch(before, trees.changes(before, left))
+
+
 @pytest.mark.parametrize(("commands", "hacked"), [("pytest -q", True), ("grep -q fixture conftest.py", False)])
 def test_a_new_file_that_the_test_command_names_is_no_hack(commands: str, hacked: bool, tmp_path: Path) -> None:
     (tmp_path / "delivered").mkdir()
