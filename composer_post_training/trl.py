@@ -184,6 +184,8 @@ class _ChannelStep(ComposedStep):
         generation, step = self.args.steps_per_generation or 1, self.args.gradient_accumulation_steps
         if generation % step:
             raise UsageError("python.uneven-generation", generation=generation, step=step)
+        if self.args.cast_lm_head_to_fp32:
+            raise UsageError("training.head-of-trl", channels=True)
         if self._max_tokens is not None and (field := of_a_pass(vars(self.args))):
             raise UsageError("training.mean-per-part", field=field, cut="max_tokens")
 

@@ -41,6 +41,9 @@ def _input_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
         yield UsageError("training.no-lora", model=config.policy.model, reason=plan.shape.no_lora)
     if plan.shape is not None and not plan.shape.pads and config.optimisation.shared_prompts is False:
         yield UsageError("training.rows-not-padded", model=config.policy.model)
+    channels = bool(config.weights.active())
+    if config.trl.get("cast_lm_head_to_fp32") and (channels or config.optimisation.shared_prompts is not False):
+        yield UsageError("training.head-of-trl", channels=channels)
     if plan.direction and config.adapter.dora:
         yield UsageError("training.direction-and-dora")
     if config.optimisation.stop_on_collapse and config.diloco.store is not None:

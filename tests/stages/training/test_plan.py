@@ -132,6 +132,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "direction-and-dora": ({"adapter": {"dora": True}}, {"direction": 9}),
     "bnpo-of-processes": ({"optimisation": {**GROUPS, "loss_type": "bnpo"}}, TWO),
     "mean-per-pass": ({"trl": {"entropy_coef": 0.1}}, TWO),
+    "head-of-trl": ({"trl": {"cast_lm_head_to_fp32": True}}, {}),
     "mean-per-part": ({"trl": {"top_entropy_quantile": 0.2}, "optimisation": {"max_tokens_per_micro_batch": 99}}, {}),
     "prompts-not-shared": ({"optimisation": {**GROUPS, "prompts_per_step": 3}}, TWO),
     "micro-batch-not-divided": ({"optimisation": {**GROUPS, "micro_batch": 3}}, {}),
