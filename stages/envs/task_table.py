@@ -121,7 +121,7 @@ def parse_line(line: str, prefix: str = "", *, measured: bool = False) -> Row:
         row = json_text.loads(line, parse_constant=constant, parse_float=_float, object_pairs_hook=_object)
     except json.JSONDecodeError as error:  # its own line is that within the text, which is always the first
         written = "comma" if line.rstrip().endswith("},") else "python" if PYTHON.search(line) else ""
-        reason, column = error.msg, error.colno
+        reason, column = error.msg.removesuffix(" at"), error.colno  # "Unterminated string starting at"
         raise BadInput("envs.line-not-json-at", prefix=prefix, reason=reason, column=column, written=written) from None
     except json_text.TooDeep as error:
         raise BadInput("envs.line-too-deep", prefix=prefix, error=error) from None

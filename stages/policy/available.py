@@ -88,6 +88,7 @@ def _read_model_context(config: PolicyConfig) -> int | None:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+        weights_identity(config)  # names a misspelt policy, which no hub need be asked for
         repo, commit = base.hub_id(config.model)
         source = Path(hub.source(repo, commit))
         try:

@@ -196,6 +196,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["import", "{tmp}/task.jsonl"], 4, "it is a task and no rollout"),
     (["collect", "--env", "tasks", "-s", "env.path={tmp}"], 4, ", a folder. Name a .jsonl"),
     (["collect", "--policy", "refrence"], 4, "Did you mean 'reference'?"),
+    (["collect", "--policy", "refrence", "--dry-run"], 4, "Did you mean 'reference'?"),
     (["collect", "--policy", "{tmp}/not-a-run", "-n", "1"], 4, "it has neither config.json nor adapter_config.json"),
     ([*COLLECT, "-s", "policy.api_key_env=sk-secret"], 2, "api_key_env takes the name of an environment variable"),
     *(([*REPLAY, f"{{tmp}}/{name}"], 2, part) for name, part in (
