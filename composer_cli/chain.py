@@ -102,8 +102,8 @@ def job_of(
     """Return an entry as a job, once the results of what it reads are there."""
     read = [*inputs, *(Run(results[name].path) for name in entry.reads)]
     position = f" (stage {preset.stage.index(entry) + 1} of {len(preset.stage)})"
-    own = assign_inputs(load_stage(entry.stage), read)
-    return StageJob(entry.title, entry.stage, own, config, position, entry.gpus_for(config))
+    inputs_of_entry = assign_inputs(load_stage(entry.stage), read)
+    return StageJob(entry.title, entry.stage, inputs_of_entry, config, position, entry.gpus_for(config))
 
 
 def can_run_in_parallel(configs: Sequence[StageConfig], arguments: Arguments) -> bool:

@@ -220,26 +220,26 @@ class CompletionPages:
 
     async def text(self, request: Request) -> Response:
         """Go on with a prompt, or with several."""
-        asked = self._checked(TextRequest, await _body(request))
-        one = isinstance(asked.prompt, str) or isinstance(asked.prompt[0], int)
-        prompts = [self._token_ids(prompt) for prompt in ([asked.prompt] if one else asked.prompt)]
+        parameters = self._checked(TextRequest, await _body(request))
+        is_single = isinstance(parameters.prompt, str) or isinstance(parameters.prompt[0], int)
+        prompts = [self._token_ids(prompt) for prompt in ([parameters.prompt] if is_single else parameters.prompt)]
         vocabulary = self._policy.model.get_input_embeddings().num_embeddings
         if wrong := [token for ids in prompts for token in ids if not 0 <= token < vocabulary]:
             raise RefusedRequest(Sentence("cli.no-such-token", token=wrong[0], vocabulary=vocabulary), param="prompt")
-        if not all(prompts) or len(prompts) * asked.n > MOST_ANSWERS:
+        if not all(prompts) or len(prompts) * parameters.n > MOST_ANSWERS:
             raise RefusedRequest(Sentence("cli.prompts-none-or-many", most=MOST_ANSWERS), param="prompt")
         questions = self._questions(
-            asked,
+            parameters,
             prompts,
-            max_tokens=asked.max_tokens,
-            likeliest=asked.logprobs or None,
-            prompt_likeliest=asked.prompt_logprobs,
+            max_tokens=parameters.max_tokens,
+            likeliest=parameters.logprobs or None,
+            prompt_likeliest=parameters.prompt_logprobs,
         )
-        choices = await self._answered(request, asked, questions)
+        choices = await self._answered(request, parameters, questions)
         if choices is None:
             return Response(status_code=499)
-        written = [self._text_choice(asked, index, choice) for index, choice in enumerate(choices)]
-        return self._response("cmpl", "text_completion", asked, choices, written, {})
+        written = [self._text_choice(parameters, index, choice) for index, choice in enumerate(choices)]
+        return self._response("cmpl", "text_completion", parameters, choices, written, {})
 
     def _token_ids(self, prompt: Any) -> list[int]:
         tokenizer, most = self._policy.tokenizer, self._policy.context
@@ -263,41 +263,41 @@ class CompletionPages:
                 text = Sentence("cli.field-not-neutral", name=name, value=value, neutral=NEUTRAL[name][0])
                 raise RefusedRequest(text, param=name)
         try:
-            asked = kind.model_validate(fields)
+            parameters = kind.model_validate(fields)
         except ValidationError as error:
             problem = error.errors()[0]
             name = ".".join(map(str, problem["loc"]))
             raise RefusedRequest(f"{name}: {refusal(problem)}.", param=name) from None
-        if asked.model != self._name:
-            text = Sentence("cli.other-model", model=asked.model, name=self._name)
+        if parameters.model != self._name:
+            text = Sentence("cli.other-model", model=parameters.model, name=self._name)
             raise RefusedRequest(text, 404, param="model", code="model_not_found")
-        if others := set(asked.stop_token_ids) - self._policy.model_facts.end_ids:
+        if others := set(parameters.stop_token_ids) - self._policy.model_facts.end_ids:
             text = Sentence(
                 "cli.other-stop-tokens", others=sorted(others), ends=sorted(self._policy.model_facts.end_ids)
             )
             raise RefusedRequest(text, param="stop_token_ids")
-        return asked
+        return parameters
 
     def _questions(
-        self, asked: SamplingRequest, prompts: Sequence[Turn | list[int]], *, max_tokens: int | None, **fields: Any
+        self, parameters: SamplingRequest, prompts: Sequence[Turn | list[int]], *, max_tokens: int | None, **fields: Any
     ) -> list[SamplingQuestion]:
         """Return the questions of a request, the answers to one prompt one after the other."""
         config = self._policy.config
-        temperature = config.temperature if asked.temperature is None else asked.temperature
+        temperature = config.temperature if parameters.temperature is None else parameters.temperature
         return [
             SamplingQuestion(
                 prompt,
-                secrets.randbits(60) if asked.seed is None else asked.seed + index,
+                secrets.randbits(60) if parameters.seed is None else parameters.seed + index,
                 temperature,
                 max_tokens or config.max_tokens,
                 **fields,
             )
             for prompt in prompts
-            for index in range(asked.n)
+            for index in range(parameters.n)
         ]
 
     async def _answered(
-        self, request: Request, asked: SamplingRequest, questions: Sequence[SamplingQuestion]
+        self, request: Request, parameters: SamplingRequest, questions: Sequence[SamplingQuestion]
     ) -> list[FinishedAnswer] | None:
         """Return an answer to each question; None where who asked has given up: nobody would read them."""
         answers = asyncio.gather(*(asyncio.wrap_future(self._sampler.ask(question)) for question in questions))
@@ -314,9 +314,9 @@ class CompletionPages:
             raise RefusedRequest(Sentence("cli.chat-template-refuses", name=self._name, error=error)) from None
         for answer in answered:
             if answer.sample.error_type is not None:
-                param = "messages" if isinstance(asked, ChatRequest) else "prompt"
+                param = "messages" if isinstance(parameters, ChatRequest) else "prompt"
                 raise RefusedRequest(f"{answer.sample.error}.", param=param, code="context_length_exceeded")
-        return [self._choice(answer, asked.stops()) for answer in answered]
+        return [self._choice(answer, parameters.stops()) for answer in answered]
 
     def _choice(self, answer: ScoredAnswer, stops: list[str]) -> FinishedAnswer:
         """Cut an answer before the first stop text; keep the tokens up to the one that completed it."""
@@ -386,28 +386,28 @@ class CompletionPages:
             for token, logprob, row in zip(choice.ids, choice.logprobs, rows, strict=True)
         ]
 
-    def _text_choice(self, asked: TextRequest, index: int, choice: FinishedAnswer) -> dict[str, Any]:
+    def _text_choice(self, parameters: TextRequest, index: int, choice: FinishedAnswer) -> dict[str, Any]:
         """Return a completion as vLLM writes it."""
 
         def name(token: int) -> str:
-            return f"token_id:{token}" if asked.return_tokens_as_token_ids else self._decode([token])
+            return f"token_id:{token}" if parameters.return_tokens_as_token_ids else self._decode([token])
 
         logprobs = None
-        if asked.logprobs is not None:
+        if parameters.logprobs is not None:
             rows = choice.likeliest or [{} for _ in choice.ids]
             logprobs = {
                 "tokens": [name(token) for token in choice.ids],
                 "token_logprobs": choice.logprobs,
                 "top_logprobs": [
-                    {name(token): logprob} | {name(other): top for other, (top, _) in row.items() if other != token}
+                    {name(token): logprob} | {name(word): top for word, (top, _) in row.items() if word != token}
                     for token, logprob, row in zip(choice.ids, choice.logprobs, rows, strict=True)
                 ],
                 "text_offset": [0, *accumulate(len(self._decode([token])) for token in choice.ids[:-1])],
             }
         written = {"index": index, "text": choice.raw, "finish_reason": choice.finish_reason, "logprobs": logprobs}
-        if asked.return_token_ids:
+        if parameters.return_token_ids:
             written |= {"token_ids": choice.ids, "prompt_token_ids": choice.prompt_ids}
-        if asked.prompt_logprobs is not None:
+        if parameters.prompt_logprobs is not None:
             entries = [
                 {
                     str(token): {"logprob": logprob, "rank": rank, "decoded_token": self._decode([token])}
@@ -422,13 +422,13 @@ class CompletionPages:
         self,
         prefix: str,
         kind: str,
-        asked: SamplingRequest,
+        parameters: SamplingRequest,
         choices: Sequence[FinishedAnswer],
         written: list[dict[str, Any]],
         about: dict[str, Any],
     ) -> Response:
         """Return the answers in one body, or as the events of a stream."""
-        prompt_tokens = sum(len(choice.prompt_ids) for choice in choices[:: asked.n])
+        prompt_tokens = sum(len(choice.prompt_ids) for choice in choices[:: parameters.n])
         completion_tokens = sum(len(choice.ids) for choice in choices)
         usage = {
             "prompt_tokens": prompt_tokens,
@@ -438,18 +438,18 @@ class CompletionPages:
         chat = kind == "chat.completion"
         body = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
-            "object": f"{kind}.chunk" if chat and asked.stream else kind,
+            "object": f"{kind}.chunk" if chat and parameters.stream else kind,
             "created": int(time.time()),
             "model": self._name,
         }
-        if not asked.stream:
+        if not parameters.stream:
             return JSONResponse({**body, "choices": written, "usage": usage, **about})
         events = [
             {**body, "choices": [part], **about}
             for choice in written
             for part in (_parts(choice) if chat else [choice])
         ]
-        events += [{**body, "choices": [], "usage": usage}] if asked.stream_options.include_usage else []
+        events += [{**body, "choices": [], "usage": usage}] if parameters.stream_options.include_usage else []
         lines = [f"data: {orjson.dumps(event).decode()}\n\n" for event in events]
         return Response("".join([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
 

@@ -150,11 +150,11 @@ class Sampler:
         prompt, ids = sample.prompt_ids or [], sample.completion_ids or []
         answer, temperature = ScoredAnswer(sample), question.temperature
         if question.likeliest is not None and ids:
-            found = likeliest(self.policy.model, prompt + ids, len(prompt), question.likeliest, temperature)
-            answer = replace(answer, likeliest=found)
+            table = likeliest(self.policy.model, prompt + ids, len(prompt), question.likeliest, temperature)
+            answer = replace(answer, likeliest=table)
         if question.prompt_likeliest is not None and prompt:
-            found = likeliest(self.policy.model, prompt, 1, question.prompt_likeliest, temperature)
-            answer = replace(answer, prompt_likeliest=found)
+            table = likeliest(self.policy.model, prompt, 1, question.prompt_likeliest, temperature)
+            answer = replace(answer, prompt_likeliest=table)
         return answer
 
 
@@ -178,10 +178,10 @@ def likeliest(model: Any, ids: Sequence[int], start: int, num: int, temperature:
         if skipped >= len(following):
             continue
         logps = torch.log_softmax(out.logits[0, skipped:].float() / (temperature or 1.0), dim=-1).clamp(min=LEAST)
-        own = logps.gather(-1, torch.tensor(following[skipped:], device=device)[:, None])
-        ranks = (logps > own).sum(-1) + 1
+        chosen_logps = logps.gather(-1, torch.tensor(following[skipped:], device=device)[:, None])
+        ranks = (logps > chosen_logps).sum(-1) + 1
         best, tokens = (table.tolist() for table in logps.topk(min(num, logps.shape[-1]), dim=-1))
         for row, token in enumerate(following[skipped:]):
-            rows.append({other: (best[row][i], i + 1) for i, other in enumerate(tokens[row])})
-            rows[-1].setdefault(token, (own[row].item(), int(ranks[row])))
+            rows.append({candidate: (best[row][i], i + 1) for i, candidate in enumerate(tokens[row])})
+            rows[-1].setdefault(token, (chosen_logps[row].item(), int(ranks[row])))
     return rows

@@ -123,12 +123,12 @@ def announce(about: dict[str, Any], program: str, config: PolicyConfig, as_json:
 
 def client_words(url: str, config: PolicyConfig) -> list[str]:
     """Return the words of a command line with which a stage samples from a server as its configuration has it."""
-    told = {name: getattr(config, name) for name in TOLD}
+    settings_told = {name: getattr(config, name) for name in TOLD}
     usual = PolicyConfig(model=config.model)
-    told = {name: value for name, value in told.items() if value != getattr(usual, name)}
-    if "tool_calls" in told and not config.served:
-        told["tool_calls"] = "native"  # the server reads what the model writes
-    policy = {"model": config.model, "base_url": url, **told}
+    settings_told = {name: value for name, value in settings_told.items() if value != getattr(usual, name)}
+    if "tool_calls" in settings_told and not config.served:
+        settings_told["tool_calls"] = "native"  # the server reads what the model writes
+    policy = {"model": config.model, "base_url": url, **settings_told}
     return [word for name, value in policy.items() for word in ("--set", _word(f"policy.{name}", value))]
 
 

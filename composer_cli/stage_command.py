@@ -128,15 +128,15 @@ class StageCommand(HelpCommand):
                 from composer_cli import chain  # with the pages that it writes
 
                 preset, configs = chain.of_seeds(stage, configuration, arguments)
-                shown, read = (preset, configs, arguments, console), [*inputs.runs()]
+                chain_call, read = (preset, configs, arguments, console), [*inputs.runs()]
                 if not values["dry_run"]:
-                    results = chain.run(*shown, read)
+                    results = chain.run(*chain_call, read)
                     raise typer.Exit(chain.show(preset, results, arguments.artifacts, values["json"]))
 
                 def configured_each(trees: Any) -> Any:
                     return chain.of_seeds(stage, with_inherited(stage, inputs, configured(trees)), arguments)[1]
 
-                chain.show_plan(*shown, values["json"], files, configured_each, read)
+                chain.show_plan(*chain_call, values["json"], files, configured_each, read)
                 return
             job, arguments = call.add_mirror(call.StageJob(stage, stage, inputs, configuration), arguments)
             if values["dry_run"]:
@@ -240,10 +240,10 @@ def option_layers(
     assigned = [*map(settings.assignment, typed)]
     trees = [settings.dotted(settings.expanded(config, tree)) for tree in assigned]
     for name, layer in layers.items():
-        for key, given in settings.dotted(settings.expanded(config, layer)).items():
-            if others := [tree[key] for tree in trees if str(tree.get(key, given)) != str(given)]:
+        for key, option_value in settings.dotted(settings.expanded(config, layer)).items():
+            if others := [tree[key] for tree in trees if str(tree.get(key, option_value)) != str(option_value)]:
                 option = "limit" if name == limit_setting else name.rpartition(".")[2]
-                raise UsageError("cli.option-and-setting", name=option, given=given, key=key, value=others[0])
+                raise UsageError("cli.option-and-setting", name=option, given=option_value, key=key, value=others[0])
     return [*layers.values(), *assigned]
 
 

@@ -221,8 +221,8 @@ class _ChannelStep(ComposedStep):
     ) -> Any:
         """Ask for hints where TRL asks for rewards, with the same arguments."""
         if self._hint is not None and self.model.training:
-            own = {"prompt", "completion", "completion_ids"}
-            columns: dict[str, Any] = {name: [row[name] for row in inputs] for name in inputs[0].keys() - own}
+            reserved = {"prompt", "completion", "completion_ids"}
+            columns: dict[str, Any] = {name: [row[name] for row in inputs] for name in inputs[0].keys() - reserved}
             environments: Any = self.environments
             columns |= {"trainer_state": self.state} | ({"environments": environments} if environments else {})
             columns |= {"log_extra": self._log_completion_extra, "log_metric": self._log_metric}
@@ -292,7 +292,7 @@ def _token_pair(processing_class: Any, number: int, row: Row, **rendering: Any) 
     if isinstance(row["prompt"], str):
         end = getattr(processing_class, "tokenizer", processing_class).eos_token or ""
         texts = [row["prompt"], *(row["prompt"] + side.removesuffix(end) + end for side in sides.values())]
-        prompt, *whole = (_tokenize(processing_class, text)["input_ids"] for text in texts)
+        prompt, *sequences = (_tokenize(processing_class, text)["input_ids"] for text in texts)
     else:
         conversations = []
         for side, answer in sides.items():
@@ -303,9 +303,9 @@ def _token_pair(processing_class: Any, number: int, row: Row, **rendering: Any) 
             if lost := _unwritten(processing_class, conversations[-1], **rendering):
                 raise BadInput("python.pair-not-written", number=number, side=side, lost=lost)
         prompt = _tokenize(processing_class, row["prompt"], add_generation_prompt=True, **rendering)["input_ids"]
-        whole = [_tokenize(processing_class, messages, **rendering)["input_ids"] for messages in conversations]
-    length = min(common_prefix_length(prompt, ids) for ids in whole)
-    return TokenPair(str(number), Tree(prompt[:length], (whole[0][length:], whole[1][length:])))
+        sequences = [_tokenize(processing_class, messages, **rendering)["input_ids"] for messages in conversations]
+    length = min(common_prefix_length(prompt, ids) for ids in sequences)
+    return TokenPair(str(number), Tree(prompt[:length], (sequences[0][length:], sequences[1][length:])))
 
 
 def _unwritten(processing_class: Any, messages: list[Row], **rendering: Any) -> str:

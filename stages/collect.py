@@ -106,13 +106,13 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         tasks, rollouts = _play(config, out)
     # Tables are in the order of the plan, whatever the order of completion.
     names = [rollout.rollout_id for rollout in rollouts]
-    counted_checks, account, played = collection_checks.CollectionChecks(), Account(), Counter[str | None]()
+    counted_checks, account, endings = collection_checks.CollectionChecks(), Account(), Counter[str | None]()
 
     def rows() -> Iterator[Row]:
         for unit in out.journal.read(names):
             account.add(unit["rollout"], len(unit["steps"]))
             counted_checks.add(unit["rollout"], unit["steps"])
-            played.update(map(played_by, unit["steps"]))
+            endings.update(map(played_by, unit["steps"]))
             yield unit["rollout"]
 
     out.table(TASK, map(task_row, tasks))
@@ -134,7 +134,7 @@ def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
         **checked,
     )
     if config.players():
-        turns = {teacher.name: played[teacher.name] for teacher in config.players()}
+        turns = {teacher.name: endings[teacher.name] for teacher in config.players()}
         out.set_summary(turns_of_teachers=turns)
     outcome = "nothing scored" if mean is None else f"mean reward {mean:.3f}"
     if hidden_pass is not None and visible_pass is not None:

@@ -147,8 +147,8 @@ def _measure(inputs: Inputs) -> tuple[dict[str, MeasuredTask], list[str]]:
                 raise BadInput("task-id-reused", run=run.path, task_id=row["task_id"])
     models: Counter[str] = Counter()
     # Nor do rollouts count again that another run has of one of these, such as those that a recipe keeps.
-    given = {run.manifest.content for run in with_rollouts}
-    for run in (run for run in with_rollouts if not given & lineage(run) - {run.manifest.content}):
+    contents = {run.manifest.content for run in with_rollouts}
+    for run in (run for run in with_rollouts if not contents & lineage(run) - {run.manifest.content}):
         for rollout in require_unmixed(run).scan(ROLLOUT).rows(ROLLOUT_COLUMNS):
             entry = tasks.get(rollout["task_id"])
             if entry is None:

@@ -276,13 +276,13 @@ def turn_form(tokenizer: Any) -> TurnForm:
 def _turn_form(tokenizer: Any) -> TurnForm:
     question: Message = {"role": "user", "content": QUESTION}
     answer, trimmed = ({"role": "assistant", "content": text} for text in (SENTINEL, TRIMMED))
-    opening, whole, changed = render(
+    opening, full_text, changed = render(
         tokenizer, [([question], True), ([question, answer], False), ([question, trimmed], False)]
     )
     [followed] = render(tokenizer, [([question, answer, question], True)])
-    _, _, closing = whole.rpartition(SENTINEL)
+    _, _, closing = full_text.rpartition(SENTINEL)
     ending = None
-    if SENTINEL in whole:
+    if SENTINEL in full_text:
         between = followed.rpartition(SENTINEL)[2]
         ending = _end_in_both(tokenizer, closing, between) or _special(tokenizer).search(closing)
     stop = len(closing) if ending is None else ending.end()
@@ -452,18 +452,18 @@ def following_ids(
     if calls:  # in all of them: some templates write calls alone, and some the first alone
         mark = json.dumps({"a": SENTINEL}, ensure_ascii=False)
         marked = MessageParts("", tuple(ToolCall(call.name, mark) for call in calls))
-    asked: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": write(marked)}]
-    alone, whole = render(tokenizer, [(asked, False), ([*asked, *new], True)], tools)
+    conversation: list[Message] = [{"role": "user", "content": "."}, {"role": "assistant", "content": write(marked)}]
+    alone, full_text = render(tokenizer, [(conversation, False), ([*conversation, *new], True)], tools)
     last = "" if last_id is None else str(tokenizer.convert_ids_to_tokens(last_id))
     last = last if _special(tokenizer).fullmatch(last) else ""
-    if SENTINEL in alone and SENTINEL in whole:
-        closing, text = (rendered.rpartition(SENTINEL)[2] for rendered in (alone, whole))
+    if SENTINEL in alone and SENTINEL in full_text:
+        closing, text = (rendered.rpartition(SENTINEL)[2] for rendered in (alone, full_text))
         stop, end = _end_of_answer(tokenizer, closing, text, last, bool(calls))
         text = text[stop:]
         if last and last != end and text.lstrip().startswith(last):
             text = text.lstrip()[len(last) :]  # the mark of the next role, which ends answers of GLM
     else:  # a template that leaves answers out
-        text, end = whole[length_in_common(alone, whole) :], ""
+        text, end = full_text[length_in_common(alone, full_text) :], ""
     return _ids(tokenizer, text, most, behind=last or end or tokenizer.eos_token)
 
 
@@ -490,8 +490,8 @@ def _end_of_answer(tokenizer: Any, closing: str, text: str, last: str, calls: bo
     if first is None or _leading_special(tokenizer, closing) is None:
         return 0, ""
     # An end, if the user's messages have it too; else it begins the next message.
-    [asked] = render(tokenizer, [([{"role": "user", "content": QUESTION}], True)])
-    of_user = _leading_special(tokenizer, asked.rpartition(QUESTION)[2])
+    [opening] = render(tokenizer, [([{"role": "user", "content": QUESTION}], True)])
+    of_user = _leading_special(tokenizer, opening.rpartition(QUESTION)[2])
     same = of_user is not None and of_user["token"] == first["token"]
     return (first.end(), first["token"]) if same else (0, "")
 
@@ -505,31 +505,31 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
     """
     form, parts = turn_form(tokenizer), read(answer)
     opening, common = form.opening or "", len(form.opening or "")
-    whole = f"{opening}{answer}{form.closing}"
+    full_text = f"{opening}{answer}{form.closing}"
     apart = (tools and parts.calls) or (parts.reasoning and _writes_thoughts(tokenizer))
     if form.opening is None or not form.verbatim or apart:
         said: Message = {"role": "assistant", "content": answer}
         messages = _one_call_each(tokenizer, messages, tools)
-        opening, whole = render(tokenizer, [(messages, True), ([*messages, said], False)], tools)
-        common = length_in_common(opening, whole)
-        kept = [parts.content.strip(), (parts.reasoning or "").strip(), *(call.name for call in parts.calls)]
+        opening, full_text = render(tokenizer, [(messages, True), ([*messages, said], False)], tools)
+        common = length_in_common(opening, full_text)
+        needed = [parts.content.strip(), (parts.reasoning or "").strip(), *(call.name for call in parts.calls)]
         ending = opening[-MOST_OPENED:]
         fits = (
             common == len(opening)
             or OPENED.search(ending)
             or any(not ending[end:].strip() for *_, end in thought_spans(ending))
         )
-        if fits and all(whole.count(part, common) >= kept.count(part) for part in kept):
-            at = whole.rfind(form.end, common) if form.end else -1
+        if fits and all(full_text.count(part, common) >= needed.count(part) for part in needed):
+            at = full_text.rfind(form.end, common) if form.end else -1
             stop = at + len(form.end)
             # A call may end otherwise than an answer, and what stands before it as an answer ends (GPT-OSS).
-            whole = whole if at < 0 or (parts.calls and whole[stop:].strip()) else whole[:stop]
+            full_text = full_text if at < 0 or (parts.calls and full_text[stop:].strip()) else full_text[:stop]
         else:
-            whole, common = f"{opening}{answer}{form.closing}", len(opening)
-    start = max((found.start() for found in _special(tokenizer).finditer(opening, 0, common)), default=0)
-    before, ids = (_ids(tokenizer, text[start:], math.inf) for text in (opening, whole))
-    held = length_in_common(before, ids)
-    return ids[held:], len(before) - held
+            full_text, common = f"{opening}{answer}{form.closing}", len(opening)
+    start = max((match.start() for match in _special(tokenizer).finditer(opening, 0, common)), default=0)
+    before, ids = (_ids(tokenizer, text[start:], math.inf) for text in (opening, full_text))
+    num_common = length_in_common(before, ids)
+    return ids[num_common:], len(before) - num_common
 
 
 def length_in_common(first: Sequence[Any], second: Sequence[Any]) -> int:

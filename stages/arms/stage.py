@@ -120,8 +120,8 @@ def _require_compared(names: Sequence[str], config: Config, remedy: Sentence) ->
     known_arms = sorted(dict.fromkeys(names), key=lambda name: name != START)
     roles = {"baseline": config.baseline, "treatment": config.treatment, "control": config.control}
     # A control that nobody gave is the name of one that there may be; TOML has no null.
-    asked = "control" in config.model_fields_set and config.control not in (None, *NO_CONTROL)
-    for role in ("baseline", "treatment", *(["control"] if asked else [])):
+    is_named = "control" in config.model_fields_set and config.control not in (None, *NO_CONTROL)
+    for role in ("baseline", "treatment", *(["control"] if is_named else [])):
         if (name := roles[role]) not in names:
             raise UsageError("arms.no-arm", arm=name, role=role, arms=known_arms, remedy=remedy)
     for first, second in combinations(roles, 2):

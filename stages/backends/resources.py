@@ -57,8 +57,8 @@ def return_freed(beyond: int) -> bool:
     Rows of many lengths fragment a heap that keeps them without a bound: imitating 24 pairs a step took 22 GB where
     2.6 were in use. malloc_trim(3) returns whole free pages inside the heap, too.
     """
-    held = os.sysconf("SC_PAGE_SIZE") * int((_text(Path("/proc/self/statm")) or "0 0").split()[1])
-    if held <= beyond or not choose_allocation(keep=False):
+    resident = os.sysconf("SC_PAGE_SIZE") * int((_text(Path("/proc/self/statm")) or "0 0").split()[1])
+    if resident <= beyond or not choose_allocation(keep=False):
         return False
     ctypes.CDLL(None).malloc_trim(0)
     return True

@@ -141,7 +141,7 @@ def find_frontier(sides: Mapping[str, tuple[Mapping[str, float], float]]) -> Fro
     points = {letter: (costs[name], -quality) for letter, (costs, quality) in sides.items()}
     beaten = {
         letter
-        for (letter, point), other in product(points.items(), points.values())
-        if other != point and all(theirs <= own for theirs, own in zip(other, point, strict=True))
+        for (letter, point), rival in product(points.items(), points.values())
+        if rival != point and all(rival_value <= value for rival_value, value in zip(rival, point, strict=True))
     }
     return Frontier(name, QUANTITIES[name], tuple(letter for letter in points if letter not in beaten))

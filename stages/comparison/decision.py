@@ -336,10 +336,10 @@ def refuse_totals(sides: Sequence[ReadLog]) -> None:
         values = log.items["score"].to_numpy()
         distinct, counts = np.unique(values[~np.isnan(values)], return_counts=True)
         for at in np.flatnonzero(pc.match_substring_regex(log.items["task"], TOTAL)):
-            left = counts - (distinct == values[at])
-            if np.count_nonzero(left) < 2:
+            rest = counts - (distinct == values[at])
+            if np.count_nonzero(rest) < 2:
                 continue
-            mean, total = np.average(distinct, weights=left), distinct @ left
+            mean, total = np.average(distinct, weights=rest), distinct @ rest
             if any(isclose(values[at], number, rel_tol=NEAR_TOTAL) for number in (mean, PERCENT * mean, total)):
                 name, score = log.items["task"][int(at)].as_py(), float(values[at])
                 raise BadInput("comparison.total-row", path=log.label, id=name, score=score)

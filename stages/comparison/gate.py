@@ -36,9 +36,9 @@ class MetricResult:
 
 def judge(sides: Sequence[ReadLog], config: Config) -> list[MetricResult]:
     """Return what is shown of each metric of the policy."""
-    given = [name for name in SETTINGS_OF_POLICY if getattr(config, name) != type(config).model_fields[name].default]
-    if given or len(sides) != 2 + (config.noise is not None and len(config.paths) > 1):
-        raise UsageError("comparison.policy-with-others", settings=given, sides=len(sides))
+    names = [name for name in SETTINGS_OF_POLICY if getattr(config, name) != type(config).model_fields[name].default]
+    if names or len(sides) != 2 + (config.noise is not None and len(config.paths) > 1):
+        raise UsageError("comparison.policy-with-others", settings=names, sides=len(sides))
     metrics = read_policy(config.policy or "")
     compared = [compare(sides, settings_of(metric, config)) for metric in metrics]
     better = [at for at, metric in enumerate(metrics) if metric.better]

@@ -187,10 +187,10 @@ class ReadLog:
             has_any = valid if has_any is None else pc.or_(has_any, valid)
         of_log = self.items["log"]
         with_it = pc.unique(of_log.filter(has_it))
-        other = pc.and_(pc.is_in(of_log, pc.unique(of_log.filter(has_any))), pc.invert(pc.is_in(of_log, with_it)))
+        by_another = pc.and_(pc.is_in(of_log, pc.unique(of_log.filter(has_any))), pc.invert(pc.is_in(of_log, with_it)))
         log, notes = self, self.notes
-        if len(with_it) and (num := pc.sum(other).as_py()):
-            log = self.kept(pc.invert(other))
+        if len(with_it) and (num := pc.sum(by_another).as_py()):
+            log = self.kept(pc.invert(by_another))
             notes = (*notes, Sentence("comparison.other-scores-left-out", samples=num, score=name))
         items, score = log.items, log.counted(name)
         reason = pc.if_else(pc.is_valid(score), None, pc.fill_null(items["reason"], NO_SCORE))
@@ -261,14 +261,14 @@ def read(path: str, columns: Columns = EVERY_COLUMN) -> ReadLog:
     alone = len(sources) == 1 or (log_path.is_file() and (is_csv(path) or log_path.suffix in TABLES))
     table = read_table(path if log_path.is_file() else str(sources[0].path), sources[0], columns) if alone else None
     log = read_program(path, sources, columns.unit) if table is None else read_scores(table, sources[0])
-    given = [source for source in sources if not source.is_sidecar]
-    return _derived(log, exports_of(source.path for source in given), sorted(source.sha256 for source in given))
+    logs = [source for source in sources if not source.is_sidecar]
+    return _derived(log, exports_of(source.path for source in logs), sorted(source.sha256 for source in logs))
 
 
 def _derived(log: ReadLog, runs: Sequence[Run], digests: Sequence[str]) -> ReadLog:
     """Return a log with its digests, and with those of what its rollouts, which these runs hold, come from."""
-    known = inherited(runs)
-    lineage, selected_by = (frozenset(known.get(name, ())) for name in ("rollouts_of", "selected_by"))
+    origins = inherited(runs)
+    lineage, selected_by = (frozenset(origins.get(name, ())) for name in ("rollouts_of", "selected_by"))
     return replace(log, digests=tuple(digests), lineage=lineage | {*digests}, selected_by=selected_by)
 
 
@@ -283,11 +283,11 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     samples, logs = LoggedSamples(path, drops, alone=len(detected) == 1), list[MeasuredLog]()
     numbers, columns = dict[str, int](), dict[str, None]()
     # A folder may hold trajectories and the predictions that were made of them, which are the same attempts.
-    found = [reader for reader in detected.values() if reader]
-    has_rollouts = not all(reader.submits for reader in found)
-    unknown = [source.label for source, reader in detected.items() if found and reader is None]
+    readers = [reader for reader in detected.values() if reader]
+    has_rollouts = not all(reader.submits for reader in readers)
+    unknown = [source.label for source, reader in detected.items() if readers and reader is None]
     for source, reader in detected.items():
-        if reader is None and found:
+        if reader is None and readers:
             first = next(source.records(), None)
             if isinstance(first, Drop) and first.is_damage:
                 raise unreadable(source.label, first)
@@ -309,7 +309,7 @@ def read_program(path: str, sources: Sequence[Source], unit: str) -> ReadLog:
     scores, weights, before = (_columns([sample.row for sample in counting], kind) for kind in NUMBERS)
     broken = Counter(sample.status for sample in counting if sample.status is not None)
     if not rows["task"]:
-        tables = [source.path.name for source in detected if not found and _is_table(path, source)]
+        tables = [source.path.name for source in detected if not readers and _is_table(path, source)]
         if tables:
             raise BadInput("comparison.several-tables", path=path, tables=tables)
         raise BadInput("comparison.no-sample", path=path, drops=(+drops).most_common(3))
@@ -460,7 +460,7 @@ def replayed(attempts: Sequence[str | None], verdicts: Sequence[bool], files: Se
         for of_attempt in numbers.values()
         for number in of_attempt
         if not verdicts[number]
-        and any(files[other] != files[number] and (verdicts[other] or other > number) for other in of_attempt)
+        and any(files[rival] != files[number] and (verdicts[rival] or rival > number) for rival in of_attempt)
     }
 
 
@@ -514,8 +514,8 @@ def _item(record: ReadTrajectory, unit: str, logs: Mapping[str, int]) -> dict[st
 
 def _noted(trajectory: Trajectory) -> dict[str, Any]:
     """Return what a record holds by its names: in its task, in what a program noted of it, or beside its score."""
-    data, asked = trajectory.task_data, trajectory.measured.asked
-    tables = (trajectory.extra, data.get("info"), data.get("metadata"), data, {"question": asked or None})
+    data, question = trajectory.task_data, trajectory.measured.asked
+    tables = (trajectory.extra, data.get("info"), data.get("metadata"), data, {"question": question or None})
     present = (table for table in tables if isinstance(table, Mapping))
     return {name: value for table in present for name, value in table.items() if value is not None}
 
@@ -653,8 +653,8 @@ def _played_by(run: Run) -> dict[str, str]:
     values = {key: Path(each).name if digests and isinstance(each, str) else each for key, each in options.items()}
     named = ", ".join(f"{key}={value}" for key, value in sorted(values.items())) or ("defaults" if env else None)
     digest = store.digest(digests)[:8] if digests else None
-    played = {name: {**policy, **identity}.get(name) for name in PLAYED}
-    return as_settings({"environment options": named, "environment version": digest, **played})
+    identity_fields = {name: {**policy, **identity}.get(name) for name in PLAYED}
+    return as_settings({"environment options": named, "environment version": digest, **identity_fields})
 
 
 def choose_unit(environments: AbstractSet[str], foreign: AbstractSet[str | None] | None) -> SamplingUnit | None:

@@ -112,14 +112,14 @@ def measure_sides(pairs: Sequence[PairedSides], rules: ComparisonRules, alpha: f
         Case(pair.outcomes, of_pair, pair.treatment, pair.baseline)
         for pair, of_pair in zip(pairs, deciding, strict=True)
     ]
-    found, differences = measure_family(cases, rules, alpha, equal_levels=rules.not_worse is not None), []
+    measured, differences = measure_family(cases, rules, alpha, equal_levels=rules.not_worse is not None), []
     equal_level = alpha / max(len(able_cases(cases, rules, alpha)), 1)
-    for pair, of_pair, case, difference in zip(pairs, tests, cases, found, strict=True):
+    for pair, of_pair, case, difference in zip(pairs, tests, cases, measured, strict=True):
         level, decided_alike = difference.alpha, True
         if rules.not_worse and not difference.too_few:
             margin = -rules.not_worse / abs(rules.span.width)
             above, below = (
-                all(bool(shown(margin, level)[0]) for shown in shows)
+                all(bool(rejects(margin, level)[0]) for rejects in shows)
                 for shows in ([test.above for test in case.tests], [test.below for test in case.tests])
             )
             difference = replace(difference, not_worse=True if above else False if below else None)
@@ -197,7 +197,7 @@ def benchmarks_of(logs: Sequence[ReadLog]) -> Mapping[str, str]:
     for log in logs:
         if log.id_columns[:-1] and log.id_columns[0] in BENCHMARKS:
             tasks = pc.unique(log.items["task"]).to_pylist()
-            of_log = {task: ESCAPED.sub(r"\1", found[1]) for task in tasks if (found := BEFORE_ID.match(task))}
+            of_log = {task: ESCAPED.sub(r"\1", match[1]) for task in tasks if (match := BEFORE_ID.match(task))}
         elif len(pc.unique(log.items["env"]).drop_null()) > 1:
             rows = log.items.select(["task", "env"]).group_by(["task"], use_threads=False).aggregate([("env", "first")])
             of_log = dict(zip(rows["task"].to_pylist(), rows["env_first"].to_pylist(), strict=True))

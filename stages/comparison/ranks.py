@@ -31,8 +31,8 @@ def rank(letters: Sequence[str], differences: Sequence[Difference]) -> Ranking:
     }
     positions = {
         letter: (
-            1 + sum((other, letter) in above for other in letters),
-            len(letters) - sum((letter, other) in above for other in letters),
+            1 + sum((rival, letter) in above for rival in letters),
+            len(letters) - sum((letter, rival) in above for rival in letters),
         )
         for letter in letters
     }

@@ -63,45 +63,45 @@ class LogRows:
     weights: Values
     before: Values
 
-    def number(self, values: Values, how: str, reducer: str = "") -> float:
+    def number(self, values: Values, aggregate: str, reducer: str = "") -> float:
         """Return the one number that a program makes of these scores; NaN of none."""
         at = ~np.isnan(values)
         if not at.any():
             return float("nan")
-        known, weights = values[at], self.weights[at]
-        if how == Aggregate.SUM:
-            return float(known.sum())
-        if how in (Aggregate.PERPLEXITY, Aggregate.BITS):
-            return aggregated(known, weights, how)
-        if how == Aggregate.MEDIAN:
-            return float(np.sort(known)[len(known) // 2])
-        if how == Aggregate.SAMPLES:
-            return float(known.mean())
+        valid, weights = values[at], self.weights[at]
+        if aggregate == Aggregate.SUM:
+            return float(valid.sum())
+        if aggregate in (Aggregate.PERPLEXITY, Aggregate.BITS):
+            return aggregated(valid, weights, aggregate)
+        if aggregate == Aggregate.MEDIAN:
+            return float(np.sort(valid)[len(valid) // 2])
+        if aggregate == Aggregate.SAMPLES:
+            return float(valid.mean())
         tasks = self.tasks[at]
         if reducer in ("", MEAN):
-            num, total = np.bincount(tasks), np.bincount(tasks, known)
+            num, total = np.bincount(tasks), np.bincount(tasks, valid)
             return float((total[num > 0] / num[num > 0]).mean())
         order = np.argsort(tasks, kind="stable")
-        parts = np.split(known[order], np.flatnonzero(np.diff(tasks[order])) + 1)
+        parts = np.split(valid[order], np.flatnonzero(np.diff(tasks[order])) + 1)
         reduced = np.array([reduce_epochs(scores.tolist(), reducer) for scores in parts])
         reduced = reduced[~np.isnan(reduced)]
         return float(reduced.mean()) if len(reduced) else float("nan")
 
 
-def aggregated(values: Values, weights: Values, how: str) -> float:
+def aggregated(values: Values, weights: Values, aggregate: str) -> float:
     """Return a perplexity, or bits, of log-likelihoods and their weights as lm-evaluation-harness computes them."""
     mean = -float(values.sum() / weights.sum())
-    return mean / LOG_2 if how == Aggregate.BITS else float(np.exp(mean))
+    return mean / LOG_2 if aggregate == Aggregate.BITS else float(np.exp(mean))
 
 
-def contributions(values: Values, weights: Values, how: str) -> Values:
+def contributions(values: Values, weights: Values, aggregate: str) -> Values:
     """Return scores of documents whose mean is `aggregated`, and whose spread is that of its linear approximation."""
-    known = ~np.isnan(values)
-    if not known.any():
+    valid = ~np.isnan(values)
+    if not valid.any():
         return values
-    number, ratio = aggregated(values[known], weights[known], how), values[known].sum() / weights[known].sum()
-    slope = 1 / LOG_2 if how == Aggregate.BITS else number
-    result: Values = number - slope * (values - ratio * weights) / weights[known].mean()
+    number, ratio = aggregated(values[valid], weights[valid], aggregate), values[valid].sum() / weights[valid].sum()
+    slope = 1 / LOG_2 if aggregate == Aggregate.BITS else number
+    result: Values = number - slope * (values - ratio * weights) / weights[valid].mean()
     return result
 
 
@@ -112,9 +112,9 @@ def weigh(log: ReadLog) -> ReadLog:
     column, weights = log.items["score"], log.weights[log.chosen]
     values, at = _numbers(column), np.asarray(pc.fill_null(log.items["log"], -1))
     for number, measured in enumerate(log.logs):
-        how, rows = measured.kind(log.chosen).how, at == number
-        if how in (Aggregate.PERPLEXITY, Aggregate.BITS):
-            values[rows] = contributions(values[rows], _numbers(weights)[rows], how)
+        aggregate, rows = measured.kind(log.chosen).aggregate, at == number
+        if aggregate in (Aggregate.PERPLEXITY, Aggregate.BITS):
+            values[rows] = contributions(values[rows], _numbers(weights)[rows], aggregate)
     score = pa.array(values, pa.float64(), from_pandas=True)
     return replace(log, items=with_column(log.items, "score", score))
 
@@ -142,7 +142,7 @@ def reduce_epochs(scores: Sequence[float], reducer: str) -> float:
 
 def reconcile(log: ReadLog) -> tuple[Reconciled, ...]:
     """Return the numbers that the programs of a side report of its score, beside ours."""
-    found, groups = list[Reconciled](), dict[Reported, list[int]]()
+    results, groups = list[Reconciled](), dict[Reported, list[int]]()
     for at, measured in enumerate(log.logs):
         reported = [number for number in measured.reported if number.score == log.chosen and not number.tasks]
         for number in measured.reported:
@@ -162,8 +162,8 @@ def reconcile(log: ReadLog) -> tuple[Reconciled, ...]:
             if sets
         ]
         unknown = [result for result in each if result.reason == "unknown"]
-        found += unknown[:1] or sorted(each, key=lambda result: order(result.reason))[:1]
-    return (*found, *(explain_group(log, number, numbers) for number, numbers in groups.items()))
+        results += unknown[:1] or sorted(each, key=lambda result: order(result.reason))[:1]
+    return (*results, *(explain_group(log, number, numbers) for number, numbers in groups.items()))
 
 
 def explain_group(log: ReadLog, reported: Reported, numbers: Sequence[int]) -> Reconciled:
@@ -172,15 +172,15 @@ def explain_group(log: ReadLog, reported: Reported, numbers: Sequence[int]) -> R
     numbers: of the logs of its tasks. Nothing can be said where some of them are not here.
     """
     logs, rows = [log.logs[at] for at in numbers], [rows_of(log, [at]) for at in numbers]
-    values = [each.number(each.counted, of.kind(reported.score).how) for of, each in zip(logs, rows, strict=True)]
+    values = [each.number(each.counted, of.kind(reported.score).aggregate) for of, each in zip(logs, rows, strict=True)]
     sizes = [int((~np.isnan(each.counted)).sum()) for each in rows]
     absent = len({*reported.tasks} - {of.task for of in logs})
     means = [float(np.average(values, weights=weights)) for weights in (sizes, None)] if all(sizes) else [float("nan")]
-    ours = next((mean for mean in means if same(reported.value, mean, Aggregate.OTHER)), means[0])
-    agrees = same(reported.value, ours, Aggregate.OTHER)
+    computed = next((mean for mean in means if same(reported.value, mean, Aggregate.OTHER)), means[0])
+    agrees = same(reported.value, computed, Aggregate.OTHER)
     reason: Reason = "" if agrees else "absent" if absent else "unknown"
     program, name, value = logs[0].program, reported.name, reported.value
-    return Reconciled(program, "", name, value, ours, reason, absent, tasks=len(reported.tasks))
+    return Reconciled(program, "", name, value, computed, reason, absent, tasks=len(reported.tasks))
 
 
 def _evaluation(log: MeasuredLog) -> tuple[str, str, str | None]:
@@ -213,45 +213,45 @@ def _numbers(column: pa.ChunkedArray) -> Values:
 
 def explain(log: MeasuredLog, reported: Reported, rows: LogRows) -> Reconciled:
     """Return a reported number beside ours, with the first known reason that gives it where they differ."""
-    how = log.kind(reported.score).how if reported.how == Aggregate.TASKS else reported.how
-    ours = rows.number(rows.counted, how if how != Aggregate.SAMPLES else Aggregate.TASKS)
+    aggregate = log.kind(reported.score).aggregate if reported.aggregate == Aggregate.TASKS else reported.aggregate
+    computed = rows.number(rows.counted, aggregate if aggregate != Aggregate.SAMPLES else Aggregate.TASKS)
     reason, number = next(
         (
             (reason, number)
-            for reason, number, value in guesses(reported, rows, how)
-            if same(reported.value, value(), how)
+            for reason, number, value in guesses(reported, rows, aggregate)
+            if same(reported.value, value(), aggregate)
         ),
         ("unknown", 0),
     )
     if reason in ("", "weighting"):
-        reason = "" if same(reported.value, ours, how) else "weighting"
+        reason = "" if same(reported.value, computed, aggregate) else "weighting"
     absent = (reported.count or 0) - int((~np.isnan(rows.counted)).sum())
     if reason == "unknown" and absent > 0:
-        total, of = float(np.nansum(rows.counted)), reported.count or 1
-        low, high = (total, total + absent) if how == Aggregate.SUM else (total / of, (total + absent) / of)
-        if how != Aggregate.PERPLEXITY and low - CLOSE <= reported.value <= high + CLOSE:
+        total, size = float(np.nansum(rows.counted)), reported.count or 1
+        low, high = (total, total + absent) if aggregate == Aggregate.SUM else (total / size, (total + absent) / size)
+        if aggregate != Aggregate.PERPLEXITY and low - CLOSE <= reported.value <= high + CLOSE:
             reason, number = "absent", absent
-    return Reconciled(log.program, log.task, reported.name, reported.value, ours, reason, number, reported.reducer)
+    return Reconciled(log.program, log.task, reported.name, reported.value, computed, reason, number, reported.reducer)
 
 
-def guesses(reported: Reported, rows: LogRows, how: str) -> Iterator[tuple[Reason, int, Callable[[], float]]]:
+def guesses(reported: Reported, rows: LogRows, aggregate: str) -> Iterator[tuple[Reason, int, Callable[[], float]]]:
     """Yield how the program may have come to its number: the reason, its number of samples, and the number."""
     missing = int(np.isnan(rows.counted).sum())
     recorded = int((np.isnan(rows.counted) & ~np.isnan(rows.recorded)).sum())
-    swapped = Aggregate.SAMPLES if how == Aggregate.TASKS else Aggregate.TASKS
+    swapped = Aggregate.SAMPLES if aggregate == Aggregate.TASKS else Aggregate.TASKS
     reducer = reported.reducer
     first: Reason = "reducer" if reducer not in ("", MEAN) else ""
-    yield first, 0, lambda: rows.number(rows.counted, how, reducer)
+    yield first, 0, lambda: rows.number(rows.counted, aggregate, reducer)
     if edited := int((~np.isnan(rows.before)).sum()):
         first_scores = np.where(np.isnan(rows.before) | np.isnan(rows.counted), rows.counted, rows.before)
-        yield "edited", edited, lambda: rows.number(first_scores, how, reducer)
+        yield "edited", edited, lambda: rows.number(first_scores, aggregate, reducer)
     if recorded:
-        yield "recorded", recorded, lambda: rows.number(rows.recorded, how, reducer)
+        yield "recorded", recorded, lambda: rows.number(rows.recorded, aggregate, reducer)
         zeros = np.nan_to_num(rows.recorded)
-        yield "recorded and missing", missing, lambda: rows.number(zeros, how, reducer)
+        yield "recorded and missing", missing, lambda: rows.number(zeros, aggregate, reducer)
     if missing:
-        yield "missing", missing, lambda: rows.number(np.nan_to_num(rows.counted), how, reducer)
-    if how in (Aggregate.TASKS, Aggregate.SAMPLES):
+        yield "missing", missing, lambda: rows.number(np.nan_to_num(rows.counted), aggregate, reducer)
+    if aggregate in (Aggregate.TASKS, Aggregate.SAMPLES):
         yield "weighting", 0, lambda: rows.number(rows.counted, swapped)
         yield "missing", missing, lambda: rows.number(np.nan_to_num(rows.counted), swapped)
 
@@ -262,13 +262,13 @@ REASONS: tuple[Reason, ...] = (
 """From the one that needs the least explanation."""
 
 
-def same(reported: float, ours: float, how: str) -> bool:
+def same(reported: float, computed: float, aggregate: str) -> bool:
     """Return whether two numbers are the same, but for how the program wrote its own: rounded, or a mean in percent."""
-    if not isfinite(reported) or not isfinite(ours):
-        return isnan(reported) and isnan(ours)
-    is_mean = how in (Aggregate.TASKS, Aggregate.SAMPLES)
+    if not isfinite(reported) or not isfinite(computed):
+        return isnan(reported) and isnan(computed)
+    is_mean = aggregate in (Aggregate.TASKS, Aggregate.SAMPLES)
     digits = -int(Decimal(repr(reported)).as_tuple().exponent)
-    for scaled, fewest in ((ours, FEWEST_DIGITS), (100 * ours, FEWEST_DIGITS - 2))[: 1 + is_mean]:
+    for scaled, fewest in ((computed, FEWEST_DIGITS), (100 * computed, FEWEST_DIGITS - 2))[: 1 + is_mean]:
         is_rounded = digits >= fewest and abs(round(scaled, digits) - reported) < 10.0**-digits / 2
         if isclose(scaled, reported, rel_tol=CLOSE, abs_tol=CLOSE) or is_rounded:
             return True

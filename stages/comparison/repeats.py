@@ -50,18 +50,18 @@ def measure_noise(
     if not any(repeated):
         return None
     # A task or side without repeats is taken to vary as others do.
-    known = [
+    variances = [
         np.where(np.isnan(variance_T), np.nanmean(variance_T), variance_T) if is_repeated else variance_T
         for (variance_T, _), is_repeated in zip(spreads, repeated, strict=True)
     ]
-    of_other = known[repeated.index(True)]
+    of_other = variances[repeated.index(True)]
     means = [
         np.nanmean((variance_T if is_repeated else of_other) / num_T)
-        for variance_T, (_, num_T), is_repeated in zip(known, spreads, repeated, strict=True)
+        for variance_T, (_, num_T), is_repeated in zip(variances, spreads, repeated, strict=True)
     ]
     limit = NormalDist().inv_cdf(1 - ALPHA / 2) * float(sum(means) / len(tasks)) ** 0.5
     named = tuple(letter for letter, is_repeated in zip(letters, repeated, strict=True) if is_repeated)
-    return Noise(limit, named, any(other is sides[1] for other in runs[0]))
+    return Noise(limit, named, any(run is sides[1] for run in runs[0]))
 
 
 def _spread(side: ReadLog, runs: Sequence[ReadLog], tasks: Sequence[str]) -> tuple[Array, Array]:
@@ -71,8 +71,8 @@ def _spread(side: ReadLog, runs: Sequence[ReadLog], tasks: Sequence[str]) -> tup
     names = pa.array(tasks, pa.string())
     columns = ["seed", "task", "score"]
     items = pa.concat_tables(log.items.select(columns) for log in (side, *runs))
-    wanted = [("score", "variance", pc.VarianceOptions(ddof=1))]
-    cells = items.group_by(["seed", "task"], use_threads=False).aggregate(wanted)
+    aggregations = [("score", "variance", pc.VarianceOptions(ddof=1))]
+    cells = items.group_by(["seed", "task"], use_threads=False).aggregate(aggregations)
     variances = cells.group_by("task", use_threads=False).aggregate([("score_variance", "mean")])
     of_side = side.items.filter(pc.is_valid(side.items["score"])).group_by(["seed", "task"], use_threads=False)
     samples = of_side.aggregate([([], "count_all")])

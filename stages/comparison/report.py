@@ -68,9 +68,9 @@ def _bar(comparison: "LogComparison", margin: float) -> str:
     return f"{100 * margin:.3g}{POINTS}" if comparison.binary else f"{margin:.3g}"
 
 
-def describe_size(comparison: "LogComparison", found: "Difference | Part") -> str:
+def describe_size(comparison: "LogComparison", result: "Difference | Part") -> str:
     """Return a difference with its interval: "+41.7 points [+29.2, +54.1]"."""
-    return f"{_signed(comparison, found.estimate)} {_limits(comparison, found.low, found.high)}"
+    return f"{_signed(comparison, result.estimate)} {_limits(comparison, result.low, result.high)}"
 
 
 def _limits(comparison: "LogComparison", *limits: float) -> str:
@@ -241,8 +241,8 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
         rows.append((cost.quantity, SENTENCES.text("cost", difference, cost, *map(_spent, means))))
     rows += [] if pairing.costs else [("cost", "not recorded, and no tokens")]
     lines: list[Block] = [TextTable(rows)]
-    for what, parts in (("benchmark", pairing.benchmarks), ("category", pairing.categories)):
-        largest = sorted(parts, key=lambda part: -abs(part.estimate))[:SHOWN_PARTS] if what == "category" else parts
+    for noun, parts in (("benchmark", pairing.benchmarks), ("category", pairing.categories)):
+        largest = sorted(parts, key=lambda part: -abs(part.estimate))[:SHOWN_PARTS] if noun == "category" else parts
         cells = [
             (
                 escape_line(part.name) or SENTENCES.text("alike"),
@@ -255,18 +255,18 @@ def _details(comparison: "LogComparison", difference: Difference, pairing: "Pair
             )
             for part in largest
         ]
-        head = (what, "tasks", difference.baseline, difference.treatment, title, "p (Holm)", "")
+        head = (noun, "tasks", difference.baseline, difference.treatment, title, "p (Holm)", "")
         lines += ["", TextTable(cells, head, ("left", *["right"] * 5, "left"))] if cells else []
         lines += [f"and {len(parts) - len(largest)} more"] if len(parts) > len(largest) else []
     return lines
 
 
-def _spent(found: "Spent | None") -> tuple[str, ...]:
+def _spent(spent: "Spent | None") -> tuple[str, ...]:
     """Return what both sides spent, and the difference, as texts; nothing where that is not known."""
-    if found is None:
+    if spent is None:
         return ()
-    limits = "" if found.low is None or found.high is None else f" [{found.low:+z.3g}, {found.high:+z.3g}]"
-    return f"{found.baseline:.4g}", f"{found.treatment:.4g}", f"difference {found.estimate:+z.3g}{limits}"
+    limits = "" if spent.low is None or spent.high is None else f" [{spent.low:+z.3g}, {spent.high:+z.3g}]"
+    return f"{spent.baseline:.4g}", f"{spent.treatment:.4g}", f"difference {spent.estimate:+z.3g}{limits}"
 
 
 def flips(tasks: pa.Table, results: Sequence["MetricResult"], most: int = FLIPS, places: bool = True) -> str:
@@ -382,7 +382,7 @@ def _intervals(comparison: "LogComparison", difference: Difference) -> list[Plot
         for side in comparison.sides
         if side.letter in (difference.baseline, difference.treatment)
     ]
-    title, found = f"{difference.treatment} - {difference.baseline}", difference
-    reach = max(abs(found.low), abs(found.high), comparison.min_gain or 0.0) * 1.1
-    label = _signed(comparison, found.estimate)
-    return [*rows, PlottedInterval(title, found.estimate, found.low, found.high, -reach, reach, label)]
+    title, row = f"{difference.treatment} - {difference.baseline}", difference
+    reach = max(abs(row.low), abs(row.high), comparison.min_gain or 0.0) * 1.1
+    label = _signed(comparison, row.estimate)
+    return [*rows, PlottedInterval(title, row.estimate, row.low, row.high, -reach, reach, label)]

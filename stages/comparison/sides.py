@@ -61,8 +61,8 @@ def read_sides(paths: Sequence[str], columns: Columns = EVERY_COLUMN) -> list[Re
             alike = [earlier.digests for earlier in logs[:at]]
             copy_of = alike.index(log.digests) if log.digests in alike else None
             logs[at] = replace(log, notes=(*log.notes, *notes), copy_of=copy_of)
-        for (path, log), (selecting, other) in permutations(zip(paths, logs, strict=True), 2):
-            if log.selected_by & other.lineage:
+        for (path, log), (selecting, later) in permutations(zip(paths, logs, strict=True), 2):
+            if log.selected_by & later.lineage:
                 raise BadInput("comparison.selected-by-side", path=path, selecting=selecting)
     stems = [stem(Path(log.label)) for log in logs]
     # Of a long name the first part that differs: of Inspect's logs these are the date, the time, the task and an id.

@@ -96,10 +96,10 @@ def summarize(
     """Return the most important numbers for the manifest. content: of `comparison.json`."""
     first = comparison.differences[0]
     passes = [result.passes for result in results]
-    shown = all_pass(passes or [each.not_worse for each in comparison.differences if each.baseline == "A"])
+    passed = all_pass(passes or [each.not_worse for each in comparison.differences if each.baseline == "A"])
     large = ("categories", "benchmarks")
     return {
-        "exit_code": SHOWN_CODES[shown] if results or comparison.not_worse else EXIT_CODES[first.decision],
+        "exit_code": SHOWN_CODES[passed] if results or comparison.not_worse else EXIT_CODES[first.decision],
         "verdict": first.decision.value,
         "by": report.describe_size(comparison, first),
         "why": SENTENCES.text("gate", results) if results else report.describe_decision(comparison, first),

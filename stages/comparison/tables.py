@@ -89,29 +89,29 @@ class Columns:
 
     def reads(self, name: str) -> bool:
         """Return whether a column of the file is read, by its name."""
-        asked = {*self.ids, *self.outer, *self.scores, self.unit} - {""}
+        named = {*self.ids, *self.outer, *self.scores, self.unit} - {""}
         return (
             name in KNOWN
-            or name in asked
+            or name in named
             or SHARED.fullmatch(name) is not None
-            or any(path.startswith(f"{name}.") or name.startswith(f"{path}.") for path in asked)
+            or any(path.startswith(f"{name}.") or name.startswith(f"{path}.") for path in named)
         )
 
     def choose(self, path: str, names: Sequence[str]) -> list[str]:
         """Return the columns to read of a file; `BadInput` where it lacks an id or a score, or has one twice."""
-        wanted = list(filter(self.reads, names))
-        if twice := next((name for name in wanted if names.count(name) > 1), None):
+        chosen = list(filter(self.reads, names))
+        if twice := next((name for name in chosen if names.count(name) > 1), None):
             raise BadInput("comparison.column-twice", path=path, column=twice)
         has_id, has_score = self.ids or {*NAMES["ids"]} & {*names}, self.scores or SCORE_ROOTS & {*names}
         if not (has_id and has_score):
             ids, scores = () if has_id else NAMES["ids"], () if has_score else SCORES
             plain = {name.strip().casefold(): name for name in names}
             near = {
-                what: next((plain[name] for name in words if name in plain), "")
-                for what, words in (("id", NAMES["ids"]), ("score", SCORES))
+                noun: next((plain[name] for name in words if name in plain), "")
+                for noun, words in (("id", NAMES["ids"]), ("score", SCORES))
             }
             raise BadInput("comparison.no-table", label=path, ids=ids, scores=scores, columns=names, near=near)
-        return wanted
+        return chosen
 
 
 EVERY_COLUMN = Columns()
@@ -307,17 +307,17 @@ def _load_csv(path: str, source: Source, columns: Columns) -> pa.Table:
             names = next((row for row in rows if row), [])
             if len(names) == 1 and re.search(r"[;\t|]", names[0]):
                 raise BadInput("comparison.other-separator", path=path, head=names[0], row=next(rows, []))
-            wanted = columns.choose(path, names) if names else []
-            numbers = [names.index(name) for name in wanted]
-            cells: list[list[str]] = [[] for _ in wanted]
+            chosen = columns.choose(path, names) if names else []
+            numbers = [names.index(name) for name in chosen]
+            cells: list[list[str]] = [[] for _ in chosen]
             line, width = rows.line_num, len(names)
             for row in rows:
                 if len(row) == width:
                     for column, number in zip(cells, numbers, strict=True):
                         column.append(row[number])
                     if len(cells[0]) == CHUNK:
-                        parts.append(_of_texts(wanted, cells))
-                        cells = [[] for _ in wanted]
+                        parts.append(_of_texts(chosen, cells))
+                        cells = [[] for _ in chosen]
                 elif row:
                     raise BadInput(
                         "comparison.other-columns", path=path, line=line + 1, row=row, number=len(row), columns=names
@@ -332,7 +332,7 @@ def _load_csv(path: str, source: Source, columns: Columns) -> pa.Table:
         raise BadInput("comparison.bad-csv", path=path, line=line + 1, problem=str(error)) from None
     except DAMAGE as error:
         raise BadInput("comparison.unreadable", path=path, problem=str(error)) from None
-    return pa.concat_tables([*parts, _of_texts(wanted, cells)])
+    return pa.concat_tables([*parts, _of_texts(chosen, cells)])
 
 
 def _load_plain_csv(path: str, source: Source, columns: Columns, delimiter: str) -> pa.Table | None:
@@ -350,8 +350,8 @@ def _load_plain_csv(path: str, source: Source, columns: Columns, delimiter: str)
     if len(quotes) % 2 or not np.isin(characters[np.r_[quotes[::2] - 1, quotes[1::2] + 1]], ends).all():
         return None
     names = next(csv.reader([first.decode()], delimiter=delimiter))
-    wanted = columns.choose(path, names)
-    numbers = [f"{names.index(name)}" for name in wanted]
+    chosen = columns.choose(path, names)
+    numbers = [f"{names.index(name)}" for name in chosen]
     with suppress(pa.ArrowInvalid):  # of which the other reader names the line
         table = pcsv.read_csv(
             pa.BufferReader(text),
@@ -359,7 +359,7 @@ def _load_plain_csv(path: str, source: Source, columns: Columns, delimiter: str)
             pcsv.ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in text),
             pcsv.ConvertOptions(include_columns=numbers, column_types=dict.fromkeys(numbers, pa.string())),
         )
-        return table.rename_columns(wanted)
+        return table.rename_columns(chosen)
     return None
 
 
@@ -569,9 +569,9 @@ def _questions(texts: Mapping[str, Any], name: str, tasks: Any) -> pa.Array:
     pairs = pa.table({"question": question, "task": tasks}).group_by(["question", "task"]).aggregate([])
     counts = pairs.group_by("question").aggregate([([], "count_all")])
     shared = counts["question"].filter(pc.greater(counts["count_all"], 1))
-    if beside := [other for other in NAMES["context"] if other in texts and len(shared)]:
+    if beside := [context for context in NAMES["context"] if context in texts and len(shared)]:
         more = pc.binary_join_element_wise(
-            question, *(pc.fill_null(texts[other], "") for other in beside), "\n", null_handling="skip"
+            question, *(pc.fill_null(texts[context], "") for context in beside), "\n", null_handling="skip"
         )
         question = pc.if_else(pc.is_in(question, value_set=shared), more, question)
     coded = pc.dictionary_encode(question)
@@ -659,8 +659,8 @@ def _errors(texts: Mapping[str, Any], none: Any) -> Any:
     """Return what ended the sample of each row, where that is an error; none: null in every row."""
     says = pc.match_substring_regex
 
-    def held(what: str) -> list[str]:
-        return [name for name in NAMES[what] if name in texts]
+    def held(kind: str) -> list[str]:
+        return [name for name in NAMES[kind] if name in texts]
 
     named = [pc.if_else(says(texts[name], NO_ERROR), None, texts[name]) for name in held("errors")]
     named += [pc.if_else(says(texts[name], "(?i)^(?:true|1)$"), name, None) for name in held("flags")]

@@ -254,8 +254,8 @@ def play_once(environment: Environment, task: Task, play: Play) -> PlayResult:
 def _count_tests(grade: Grade) -> str:
     """Return in words how many hidden tests passed, and whether the visible ones did; "" where neither is known."""
     counts = ((grade.work.f2p_passed, grade.work.f2p_total), (grade.work.p2p_passed, grade.work.p2p_total))
-    known = [(passed, total) for passed, total in counts if passed is not None and total is not None]
-    passed, total = sum(passed for passed, _ in known), sum(total for _, total in known)
+    complete = [(passed, total) for passed, total in counts if passed is not None and total is not None]
+    passed, total = sum(passed for passed, _ in complete), sum(total for _, total in complete)
     return Sentence("envs.tests-passed", passed=passed, total=total, visible=grade.visible_pass) if total else ""
 
 

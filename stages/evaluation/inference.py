@@ -418,8 +418,8 @@ def shows(
     worse_X = np.logical_and.reduce([moved_X & (test.estimate_X < 0) for test, moved_X in moved])
     short_X = np.logical_and.reduce([test.below(min_gain, margin_alpha or alpha) for test in tests])
     choices = (Decision.BETTER_BY_LESS, Decision.BETTER, Decision.WORSE, Decision.NO_GAIN)
-    found = [better_X & short_X, better_X, worse_X, short_X]
-    return np.select(found, [choice.value for choice in choices], Decision.UNDECIDED.value)
+    conditions = [better_X & short_X, better_X, worse_X, short_X]
+    return np.select(conditions, [choice.value for choice in choices], Decision.UNDECIDED.value)
 
 
 def decide_difference(

@@ -343,22 +343,22 @@ def _summaries(archive: zipfile.ZipFile, names: Collection[str]) -> dict[str, An
     in full.
     """
     journal = sorted((name for name in names if name.startswith(JOURNAL)), key=lambda name: (len(name), name))
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     for name in [SUMMARIES] if SUMMARIES in names else journal:
         with suppress(*DAMAGE, TypeError):
             for summary in _value(_member(archive, name)):
                 question, about = summary.get("input"), summary.get("metadata") or {}
                 document = f"samples/{summary.get('id')}_epoch_{summary.get('epoch')}"
                 # A later summary replaces that of the same sample.
-                found.pop(document, None)
+                summaries.pop(document, None)
                 if (
                     isinstance(question, str)
                     and not question.endswith(SHORTENED)
                     and summary.get("uuid")
                     and "composer" not in about
                 ):
-                    found[document] = summary
-    return found
+                    summaries[document] = summary
+    return summaries
 
 
 def _value(text: bytes, loads: Loads = json.loads) -> Any:
@@ -473,9 +473,9 @@ def _without_merged(files: Sequence[Path]) -> list[Path]:
         for merged in (folder.with_name(f"{base}.eval"), folder.with_name(f"{base}{RECOVERED}.eval")):
             listed = _listed_parts(merged) if merged in files else {}
             newest = {part: max(paths, key=_attempt) for part, paths in parts.items()}
-            kept = {part for part, path in newest.items() if listed.get(path) != path.stat().st_size}
-            left_out |= {path for part, paths in parts.items() if part not in kept for path in paths}
-            if kept and {path.parent for path in listed} <= {*parts} and listed:
+            newer = {part for part, path in newest.items() if listed.get(path) != path.stat().st_size}
+            left_out |= {path for part, paths in parts.items() if part not in newer for path in paths}
+            if newer and {path.parent for path in listed} <= {*parts} and listed:
                 left_out = left_out - {path for paths in parts.values() for path in paths} | {merged}
     return [path for path in files if path not in left_out]
 

@@ -77,8 +77,8 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     )
     family = f"{env}:{scenario_arguments}" if scenario_arguments else env
     main = next((name for name in (MAIN.get(env), *METRICS) if name and means.get(name) is not None), None)
-    known = [name for name, mean in means.items() if mean is not None and name not in ABOUT]
-    names = tuple(sorted({*known} & {*METRICS}, key=METRICS.index)) or tuple(known)
+    recorded = [name for name, mean in means.items() if mean is not None and name not in ABOUT]
+    names = tuple(sorted({*recorded} & {*METRICS}, key=METRICS.index)) or tuple(recorded)
     split, stats = _split(record), origin.sidecars.descriptions.get((origin.path.parent, STATS), {}).get(STATS, [])
     log = origin.log((family, names), lambda: _log(family, names, main, about, split, stats))
     yield Trajectory(

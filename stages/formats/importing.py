@@ -346,9 +346,9 @@ def _finish(session: ImportSession, config: Config, out: RunWriter, graded: list
             checks.add(unit["rollout"], unit["steps"], unit["origin"]["missing"])
             models.add(unit["rollout"]["model"])
             extra = orjson.loads(unit["origin"]["extra_json"])
-            recorded, known = extra.get(RECORDED_REWARD), extra[MEASURED]["scores"]
-            scores.update(dict.fromkeys(known))
-            is_scored = unit["rollout"]["error_type"] is None and sum(value is not None for value in known.values()) > 1
+            recorded, named = extra.get(RECORDED_REWARD), extra[MEASURED]["scores"]
+            scores.update(dict.fromkeys(named))
+            is_scored = unit["rollout"]["error_type"] is None and sum(value is not None for value in named.values()) > 1
             unchosen += is_scored and unit["rollout"]["reward"] is None
             withheld.update([] if recorded is None else [f"{recorded:g}"])
             yield unit["rollout"]
@@ -450,7 +450,7 @@ def _file_cells(by_format: Mapping[str, list[FileCount]], num_files: int) -> Ite
     for name, of_format in by_format.items():
         files = [(f"- {count.file}", [count]) for count in of_format if num_files <= SHOWN]
         for label, group in [(name, of_format), *files]:
-            numbers = (sum(getattr(count, what) for count in group) for what in ("records", "traces", "rollouts"))
+            numbers = (sum(getattr(count, column) for count in group) for column in ("records", "traces", "rollouts"))
             yield len(group), *numbers, sum(count.dropped.total() for count in group), label
 
 

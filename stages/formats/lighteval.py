@@ -66,7 +66,7 @@ def _log(task: str, model: str | None, names: tuple[str, ...], about: Record) ->
     declared = [item for item in configured.get("metrics") or configured.get("metric") or [] if isinstance(item, dict)]
     directions = {str(item.get("metric_name")): item.get("higher_is_better") for item in declared}
     # Metrics that are computed together have a direction each.
-    directions |= {name: way for found in directions.values() if isinstance(found, dict) for name, way in found.items()}
+    directions |= {name: way for table in directions.values() if isinstance(table, dict) for name, way in table.items()}
     ways = {name: way for name, way in directions.items() if isinstance(way, bool)}
     settings = {name: general.get(name) for name in ("num_fewshot_seeds", "max_samples", "generation_parameters")}
     settings |= {name: configured.get(name) for name in FIELDS[NAME]["of_task"]}

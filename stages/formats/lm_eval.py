@@ -41,7 +41,7 @@ from composer_stages.formats.reports import TIME, task_of, time_of
 
 NAME = "lm-eval"
 NAMES: dict[str, Any] = FIELDS[NAME]
-AGGREGATIONS = {name: Aggregate[how] for how, names in NAMES["aggregations"].items() for name in names}
+AGGREGATIONS = {name: Aggregate[aggregate] for aggregate, names in NAMES["aggregations"].items() for name in names}
 """How a number is made of documents, by the program's name for it; any other is made of all documents at once."""
 WEIGHTED = frozenset({Aggregate.PERPLEXITY, Aggregate.BITS})
 UNVERSIONED = "Yaml"
@@ -71,7 +71,7 @@ def of_documents(
             yield record
             continue
         line, sample = record
-        kept = {name: sample[name] for name in KEPT if name in sample}
+        fields = {name: sample[name] for name in KEPT if name in sample}
         try:
             values = {
                 name: sample.get(name)
@@ -84,7 +84,7 @@ def of_documents(
         # A named filter that scored a document again scored another sample of it.
         time = times[identity, used] if used else 0
         times[identity, used] += 1
-        _, document = documents.setdefault((identity, time), (line, kept | {FILTERS: {}}))
+        _, document = documents.setdefault((identity, time), (line, fields | {FILTERS: {}}))
         document[FILTERS][used or f"filter-{len(document[FILTERS]) + 1}"] = values
     yield from documents.values()
 
@@ -106,10 +106,10 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         value = filters[kind.filter].get(kind.metric)
         if kind.metric != BYPASS:
             value, weight = (
-                value if isinstance(value, list) and len(value) == 2 and kind.how in WEIGHTED else (value, 1.0)
+                value if isinstance(value, list) and len(value) == 2 and kind.aggregate in WEIGHTED else (value, 1.0)
             )
             measured.scores[kind.name] = float(value) if isinstance(value, int | float) else None
-            if kind.how in WEIGHTED and isinstance(weight, int | float):
+            if kind.aggregate in WEIGHTED and isinstance(weight, int | float):
                 measured.weights[kind.name] = float(weight)
     if all(value is None for value in measured.scores.values()):
         measured.reason = unread({kind.name: filters[kind.filter].get(kind.metric) for kind in log.kinds})
@@ -134,9 +134,9 @@ def _hash(document: Any) -> str:
 
 def _task(origin: Origin, about: Record) -> str:
     """Return the task of a file; files of before 2024-08 are named after model and task."""
-    named, known = task_of(origin.path), [*(about.get("results") or {})]
-    ends = [task for task in known if named.endswith(f"_{task}")]
-    return ends[0] if named not in known and len(ends) == 1 else named
+    named, tasks = task_of(origin.path), [*(about.get("results") or {})]
+    ends = [task for task in tasks if named.endswith(f"_{task}")]
+    return ends[0] if named not in tasks and len(ends) == 1 else named
 
 
 def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> MeasuredLog:
@@ -147,15 +147,17 @@ def _log(task: str, names: tuple[tuple[str, str], ...], about: Record) -> Measur
     results = (about.get("results") or {}).get(task) or {}
     for metric, used in names:
         aggregation = declared.get(metric) or NAMES["of_metric"].get(metric, "mean")
-        how = AGGREGATIONS.get(str(aggregation), Aggregate.OTHER)
+        aggregate = AGGREGATIONS.get(str(aggregation), Aggregate.OTHER)
         reported_as = f"{metric},{used}"
         name = metric if used == "none" else reported_as
         kinds.append(
-            ScoreKind(name, metric, filter=used, higher_is_better=_higher_is_better(about, task, metric), how=how)
+            ScoreKind(
+                name, metric, filter=used, higher_is_better=_higher_is_better(about, task, metric), aggregate=aggregate
+            )
         )
         value = results.get(reported_as, results.get(metric))
-        if isinstance(value, int | float) and how is not Aggregate.OTHER and metric != BYPASS:
-            reported.append(Reported(name, reported_as, float(value), how, count=results.get("sample_len")))
+        if isinstance(value, int | float) and aggregate is not Aggregate.OTHER and metric != BYPASS:
+            reported.append(Reported(name, reported_as, float(value), aggregate, count=results.get("sample_len")))
             reported += _of_groups(name, reported_as, task, about)
     shots = about.get("n-shot") or {}
     settings = {**(about.get("sampling") or {}), **({"num_fewshot": {task: shots[task]}} if task in shots else {})}

@@ -67,7 +67,7 @@ class ScoreKind:
     name: that by which it is chosen, of which a log has each once. metric: what the number is, empty where the program
     has no name for its verdict, which is then comparable with that of any other. reducer: over the epochs of a sample,
     empty for their mean. scale: the lowest and the highest value as the program declares them. main: the program
-    itself calls it its result. how: how lm-evaluation-harness and its like make one number of it.
+    itself calls it its result. aggregate: how lm-evaluation-harness and its like make one number of it.
     """
 
     name: str = REWARD
@@ -78,7 +78,7 @@ class ScoreKind:
     higher_is_better: bool | None = None
     scale: tuple[float, float] | None = None
     main: bool = False
-    how: str = Aggregate.TASKS
+    aggregate: str = Aggregate.TASKS
 
     @property
     def may_be_lower(self) -> bool:
@@ -108,15 +108,15 @@ class Reported:
     score: str
     name: str
     value: float
-    how: str = Aggregate.TASKS
+    aggregate: str = Aggregate.TASKS
     reducer: str = ""
     count: int | None = None
     tasks: tuple[str, ...] = ()
 
 
-def told(score: str, name: str, value: Any, how: str = Aggregate.TASKS, **about: Any) -> tuple[Reported, ...]:
+def told(score: str, name: str, value: Any, aggregate: str = Aggregate.TASKS, **about: Any) -> tuple[Reported, ...]:
     """Return what a program reports of a score, as `Reported` has it; nothing where the value is no number."""
-    return (Reported(score, name, float(value), how, **about),) if isinstance(value, int | float) else ()
+    return (Reported(score, name, float(value), aggregate, **about),) if isinstance(value, int | float) else ()
 
 
 @dataclass(frozen=True)

@@ -52,17 +52,17 @@ def in_order_of_calls(raw: Iterable[Record]) -> list[Record]:
     """
     ordered, numbers, results = list(raw), dict[str, int](), list[tuple[int, int, Record]]()
     groups = [results]
-    for place, item in enumerate(ordered):
+    for position, item in enumerate(ordered):
         calls, answered = _call_ids(item), str(item.get("tool_call_id") or item.get("call_id"))
         if calls or ROLES.get(str(item.get("role")).lower()) == "assistant":
             # A later call counts where ids are used again, as by programs that number the calls of each answer.
-            numbers |= {call_id: place + number for number, call_id in enumerate(calls)}
+            numbers |= {call_id: position + number for number, call_id in enumerate(calls)}
             groups.append(results := [])
         elif answered in numbers:
-            results.append((numbers[answered], place, item))
+            results.append((numbers[answered], position, item))
     for results in groups:
-        for (_, place, _), (_, _, result) in zip(results, sorted(results, key=itemgetter(0)), strict=True):
-            ordered[place] = result
+        for (_, position, _), (_, _, result) in zip(results, sorted(results, key=itemgetter(0)), strict=True):
+            ordered[position] = result
     return ordered
 
 
@@ -73,8 +73,8 @@ def _call_ids(item: Mapping[str, Any]) -> list[str]:
     parts, calls = item.get("content"), item.get("tool_calls")
     parts = [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
     calls = [json_text.loads(it) if isinstance(it, str) else it for it in calls] if isinstance(calls, list) else []
-    made = [*(part for part in parts if part.get("type") == "tool_use"), *calls]
-    return [str(it.get("id") or it.get("call_id")) for it in made if isinstance(it, Mapping)]
+    calls_made = [*(part for part in parts if part.get("type") == "tool_use"), *calls]
+    return [str(it.get("id") or it.get("call_id")) for it in calls_made if isinstance(it, Mapping)]
 
 
 def user_messages(content: Any) -> Iterator[Record]:

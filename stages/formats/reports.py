@@ -104,8 +104,8 @@ def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | 
         unjudged = dict.fromkeys(unrun - {*ids}, (State.NOT_RUN, State.NOT_RUN.value))
         for instance in lists.get(INFRASTRUCTURE, ()):
             unjudged[instance] = State.INVALID, str(reasons.get(instance) or "infrastructure failure")
-        number, of = (record.get(f"{name}_instances") for name in ("resolved", "submitted"))
-        total = (number, of if isinstance(of, int) else None) if isinstance(number, int) else None
+        number, size = (record.get(f"{name}_instances") for name in ("resolved", "submitted"))
+        total = (number, size if isinstance(size, int) else None) if isinstance(number, int) else None
         verdicts = {instance: instance in ids for instance in listed}
         return Report(location, verdicts, True, unjudged, frozenset(lists.get(ERRORS, ())), total)
     # The verdict without the instance around it: then the folder names the instance.
@@ -144,8 +144,8 @@ class Reports:
 
     def num_resolved(self, path: Path) -> tuple[int, int | None] | None:
         """Return how many instances the nearest report of a run calls resolved, and of how many; None without one."""
-        found = next((runs for scope in (*path.parents, None) if (runs := self.runs.get(scope))), [])
-        return found[0].total if len(found) == 1 else None
+        runs_of_log = next((runs for scope in (*path.parents, None) if (runs := self.runs.get(scope))), [])
+        return runs_of_log[0].total if len(runs_of_log) == 1 else None
 
     def outcome(self, path: Path, instance: str, model: str | None = None) -> "ReportedOutcome | None":
         """Return the verdict of the nearest reports on a file's instance; None without one, or if two differ."""
@@ -247,10 +247,10 @@ class Sidecars:
 
     def log(self, key: tuple[Path, Hashable], make: Callable[[], MeasuredLog]) -> MeasuredLog:
         """Return what a log is of, which is made once; key: a file or folder, and which of its logs."""
-        made = self.logs.get(key)
-        if made is None:
-            made = self.logs[key] = make()
-        return made
+        log = self.logs.get(key)
+        if log is None:
+            log = self.logs[key] = make()
+        return log
 
     def description(self, path: Path) -> Row:
         """Return the run description with a file's stem or time, else the folder's last one, else an empty one."""

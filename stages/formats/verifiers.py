@@ -163,7 +163,7 @@ def _result_log(env: str, about: Record) -> MeasuredLog:
         settings=as_settings({**(about.get("sampling_args") or {}), **(about.get("env_args") or {})}),
         reported=(
             *told(REWARD, "avg_reward", about.get("avg_reward"), Aggregate.SAMPLES, count=count),
-            *(of for name in averages for of in told(name, name, averages[name], Aggregate.SAMPLES, count=count)),
+            *(mean for name in averages for mean in told(name, name, averages[name], Aggregate.SAMPLES, count=count)),
         ),
     )
 

@@ -84,10 +84,10 @@ class AnswerCache:
 
     def keys(self, begin: str) -> list[str]:
         """Return the keys that continue this one behind a colon; damage to where they stand hides them."""
-        found: list[str] = []
+        keys: list[str] = []
         for file in self._files:
-            found += self._read(file, file.keys, begin) or []
-        return found
+            keys += self._read(file, file.keys, begin) or []
+        return keys
 
     def _read(self, file: "_File", read: Callable[[str], Value], key: str) -> Value | None:
         """Return what `read` gives for a key; None, with a report, where the file is damaged there."""
@@ -174,9 +174,9 @@ class _File:
         """Return what SQLite finds wrong with the file as an earlier process left it, read once; None for nothing."""
         if not self._checked:
             with self._locks["write"]:
-                ((found, *_),) = self._writer.execute("PRAGMA integrity_check(1)").fetchall()
-            self._checked = found == "ok"
-            return None if self._checked else str(found)
+                ((damage, *_),) = self._writer.execute("PRAGMA integrity_check(1)").fetchall()
+            self._checked = damage == "ok"
+            return None if self._checked else str(damage)
         return None
 
     def keys(self, begin: str) -> list[str]:

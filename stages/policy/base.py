@@ -227,14 +227,14 @@ class PolicyConfig(Settings):
     @property
     def priced(self) -> bool:
         """Return whether a call's price is known in advance: by the settings or a table, or as no server is paid."""
-        given = None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
-        return self.base_url is None or given or self.table is not None
+        has_prices = None not in (self.usd_per_mtok_in, self.usd_per_mtok_out)
+        return self.base_url is None or has_prices or self.table is not None
 
     @property
     def table(self) -> TablePrice | None:
         """Return the price by a public table, where the settings say nothing of prices."""
-        told = self.price, self.usd_per_mtok_in, self.usd_per_mtok_out
-        return None if self.base_url is None or told != (None, None, None) else table_price(self.base_url, self.model)
+        stated = self.price, self.usd_per_mtok_in, self.usd_per_mtok_out
+        return None if self.base_url is None or stated != (None, None, None) else table_price(self.base_url, self.model)
 
     def limits(self) -> list[int]:
         """Return the configured limits of an answer in tokens; empty where only the context limits it."""
@@ -318,8 +318,8 @@ class PolicyConfig(Settings):
             return table.cost(prompt_tokens, completion_tokens, cached_tokens, written_tokens)
         new, out, write = self.usd_per_mtok_in or 0.0, self.usd_per_mtok_out or 0.0, self.usd_per_mtok_cache_write
         cached = new if self.usd_per_mtok_cached_in is None else self.usd_per_mtok_cached_in
-        whole = (prompt_tokens - cached_tokens - written_tokens) * new + completion_tokens * out
-        return (whole + cached_tokens * cached + written_tokens * (1.25 * new if write is None else write)) / 1e6
+        total = (prompt_tokens - cached_tokens - written_tokens) * new + completion_tokens * out
+        return (total + cached_tokens * cached + written_tokens * (1.25 * new if write is None else write)) / 1e6
 
 
 BasicPolicy = Annotated[

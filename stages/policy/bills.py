@@ -58,9 +58,9 @@ class Bill:
     def of(cls, usage: Mapping[str, Any]) -> "Bill":
         """Return the tokens of a bill; raise `MalformedBill` for what is no number."""
         numbers: dict[str, list[int]] = defaultdict(list)
-        for place in (usage, *(_details(usage, name) for name in DETAILS if name in usage)):
-            for name in KINDS.keys() & place.keys():
-                if (number := _number(place, name)) is not None:
+        for part in (usage, *(_details(usage, name) for name in DETAILS if name in usage)):
+            for name in KINDS.keys() & part.keys():
+                if (number := _number(part, name)) is not None:
                     numbers[KINDS[name]].append(number)
         cached, written, reasoning = (_largest(numbers[kind]) for kind in ("cached", "written", "reasoning"))
         prompt, completion = _first_number(usage, PROMPT), _first_number(usage, COMPLETION)
@@ -147,14 +147,14 @@ def _charged(usage: Mapping[str, Any], body: Mapping[str, Any], told_usd: float 
     places = [usage, body, parts] if isinstance(parts, Mapping) else [usage, body]
     amounts = [
         amount * unit
-        for place in places
-        for name in COSTS.keys() & place.keys()
-        if not isinstance(place[name], Mapping)
-        and (amount := _number(place, name, MOST_USD / (unit := COSTS[name]), integer=False)) is not None
+        for part in places
+        for name in COSTS.keys() & part.keys()
+        if not isinstance(part[name], Mapping)
+        and (amount := _number(part, name, MOST_USD / (unit := COSTS[name]), integer=False)) is not None
     ] + ([] if told_usd is None else [told_usd])
     charged, details = _largest(amounts, None), _details(usage, "cost_details")
-    whole, *parts = (_number(details, name, MOST_USD, integer=False) for name in UPSTREAM)
-    upstream = sum(parts) if whole is None and None not in parts else whole
+    total, *parts = (_number(details, name, MOST_USD, integer=False) for name in UPSTREAM)
+    upstream = sum(parts) if total is None and None not in parts else total
     if usage.get("is_byok") is True:  # None: what the owner pays is not told
         return None if upstream is None else (charged or 0.0) + upstream
     # It is a part of the charge; gateways that charge nothing of their own tell it alone (Kilo-Org/kilocode#13841).
@@ -175,12 +175,12 @@ def read_charge(
         body = None
     error = body.get("error") if isinstance(body, Mapping) else None
     places = [entry for entry in (body, error) if isinstance(entry, Mapping)] or [{}]
-    usages = [usage for place in places if isinstance(usage := place.get("usage"), Mapping)]
-    told = [told_usd, *map(places[0].get, COSTS), *map(places[-1].get, COSTS), *(n for u in usages for n in u.values())]
-    if not any(type(value) in (int, float) and value != 0 for value in told):
+    usages = [usage for part in places if isinstance(usage := part.get("usage"), Mapping)]
+    sums = [told_usd, *map(places[0].get, COSTS), *map(places[-1].get, COSTS), *(n for u in usages for n in u.values())]
+    if not any(type(value) in (int, float) and value != 0 for value in sums):
         return 0.0 if free else None
     try:
-        costs = [cost(place, [], bounds, config, told_usd) for place in places]
+        costs = [cost(part, [], bounds, config, told_usd) for part in places]
     except STOPS:
         raise
     except BaseException:  # what a call cost must be known to be unknown, whatever its body does to a reader

@@ -244,13 +244,13 @@ class Client:
         until_version = re.sub(r"(/v\d\w*)/.*$", r"\1", base)
         others = [until_version] if until_version != base else []
         others += [re.sub(r"/v\d+$", "", base) if re.search(r"/v\d\w*$", base) else f"{base}/v1"]
-        known = [other for other in others if await self._lists_models(other)]
+        serving = [address for address in others if await self._lists_models(address)]
         return RefusedError(
             "policy.other-address",
             base_url=self.config.base_url,
-            address=[*known, *others][0],
+            address=[*serving, *others][0],
             message=error.message,
-            known=bool(known),
+            known=bool(serving),
         )
 
     async def _lists_models(self, base_url: str) -> bool:
@@ -607,15 +607,15 @@ def error_of_fault(
     *,
     billed_usd: float | None,
     wait_s: float | None = None,
-    told: int | None = None,
+    code: int | None = None,
 ) -> CallError:
     """Return the typed error of a refusal, by what it means and then by its status; a 200 may hold one, too.
 
-    told: the status to tell, where `status` is what the refusal is taken for.
+    code: the status to tell, where `status` is what the refusal is taken for.
     """
     message, means = fault.message[:200], faults.meaning(fault, status, sent)
-    about: dict[str, Any] = {"base_url": config.base_url, "status": told or status, "message": message}
-    sentence = Sentence("policy.status-of-error", status=told or status, message=message)
+    about: dict[str, Any] = {"base_url": config.base_url, "status": code or status, "message": message}
+    sentence = Sentence("policy.status-of-error", status=code or status, message=message)
     if means == faults.ACCOUNT:  # which is asked before any work
         return UnavailableError("policy.account-empty", model=config.model, billed_usd=billed_usd or 0.0, **about)
     if means == faults.KEY:
@@ -627,7 +627,7 @@ def error_of_fault(
     if means == faults.MALFORMED_CALL:
         return RejectedError(means, message, billed_usd=billed_usd, text=fault.generation)
     if means == faults.SIGNATURES:
-        sentence = Sentence("policy.signatures-wanted", status=told or status, message=message)
+        sentence = Sentence("policy.signatures-wanted", status=code or status, message=message)
         return RejectedError("rejected", sentence, billed_usd=billed_usd)
     if means == faults.CONTEXT:
         return RejectedError(means, sentence, billed_usd=billed_usd)
@@ -649,5 +649,5 @@ def error_of_fault(
             pushes_back=status in PUSHES_BACK,
         )
     if means is None:
-        sentence = Sentence("policy.refusal-not-understood", status=told or status, message=message, least=sent.least)
+        sentence = Sentence("policy.refusal-not-understood", status=code or status, message=message, least=sent.least)
     return RejectedError("rejected", sentence, billed_usd=billed_usd)

@@ -312,8 +312,8 @@ class EndpointPolicy:
         all_fields = True if sample.error_type in answered else None
         accepted: dict[str, bool | None] = {name: name not in self._refused and all_fields for name in fields}
         if sample.error_type == "rejected":
-            left = {name: value for name, value in fields.items() if name not in self._refused}
-            alone = {name: await self.send(plain | {name: value}, 0) for name, value in left.items()}
+            remaining = {name: value for name, value in fields.items() if name not in self._refused}
+            alone = {name: await self.send(plain | {name: value}, 0) for name, value in remaining.items()}
             accepted = {name: name in alone and alone[name].error_type in answered for name in fields}
             # Perhaps none of the fields is at fault, but the model's name or the settings: ask without any.
             refused = None if any(accepted.values()) else await self.send(plain, 0)
@@ -383,9 +383,9 @@ class EndpointPolicy:
     def _as_taken(self, request: Request) -> Request:
         """Return a request with what the server takes in the place of the fields that it was found to refuse."""
         request = with_text(request) if MESSAGES in self._refused else request
-        taken = {name: value for name, value in request.items() if name not in self._refused or name == MESSAGES}
-        others = [(other, request[name]) for name, other in self._refused.items() if other and name in request]
-        return taken | dict(others)
+        accepted = {name: value for name, value in request.items() if name not in self._refused or name == MESSAGES}
+        others = [(alias, request[name]) for name, alias in self._refused.items() if alias and name in request]
+        return accepted | dict(others)
 
     def _leave_out(self, error: RefusedField, request: Request) -> None:
         """Send requests without a field from now on, and say so once; halt where that would change the answers.
@@ -404,13 +404,13 @@ class EndpointPolicy:
             self._refused[field] = None
             self._tell(Sentence("policy.thoughts-sent-back", source=self._waits.source))
             return
-        other = limits.get(field)
+        alias = limits.get(field)
         value_refused = not faults.WORDS[faults.UNKNOWN_FIELD].search(str(error))
-        if value_refused or other in self._refused or (field == "temperature" and request.get(field) != 1):
+        if value_refused or alias in self._refused or (field == "temperature" and request.get(field) != 1):
             self._halted = self._halted or error.permanent
             return
-        self._refused[field] = other
-        self._tell(Sentence("policy.field-left-out", source=self._waits.source, field=field, other=other))
+        self._refused[field] = alias
+        self._tell(Sentence("policy.field-left-out", source=self._waits.source, field=field, other=alias))
 
     async def _answers_others(self, request: Request) -> bool:
         """Return whether the server answers another request than the one that it forbade: a plain question."""

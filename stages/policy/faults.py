@@ -169,8 +169,8 @@ def _is_beyond(fault: Fault, sent: Sent) -> bool:
     numbers = [int(text.replace(",", "")) for text in re.findall(r"(?<![\w.,-])\d[\d,]{1,11}(?![\w.-]*\w)", fault.said)]
     numbers = [number for number in numbers if 64 <= number < MOST_NUMBER and number != sent.limit]
     about = re.search(r"token|context|length|prompt|input|long|长|字", fault.said, re.IGNORECASE)
-    ours = [n for n in numbers if sent.least <= n <= sent.most + sent.limit]
-    return bool(about) and any(limit < n for n in ours for limit in numbers)
+    plausible = [n for n in numbers if sent.least <= n <= sent.most + sent.limit]
+    return bool(about) and any(limit < n for n in plausible for limit in numbers)
 
 
 # Waits: a number of seconds, a date, a duration such as 6m0s, or a time since 1970 in seconds or milliseconds.
@@ -185,9 +185,9 @@ _UNITS = {"ms": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minut
 def told_wait_s(headers: Mapping[str, str], fault: Fault) -> float | None:
     """Return how many seconds a server asks to wait, in any of the fields that servers have for it; None for none."""
     headers = {**fault.headers, **headers}
-    told = [f"{headers[name]}ms" for name in ("retry-after-ms", "x-ms-retry-after-ms") if name in headers]
-    told += [headers.get("retry-after", "")]
-    if (first := next((wait for text in told if (wait := _duration_s(text)) is not None), fault.wait_s)) is not None:
+    texts = [f"{headers[name]}ms" for name in ("retry-after-ms", "x-ms-retry-after-ms") if name in headers]
+    texts += [headers.get("retry-after", "")]
+    if (first := next((wait for text in texts if (wait := _duration_s(text)) is not None), fault.wait_s)) is not None:
         return first
     resets = [name for name in headers if re.search(r"ratelimit.*reset", name)]
     spent = [name for name in resets if headers.get(name.replace("reset", "remaining"), "").strip() == "0"]

@@ -48,20 +48,20 @@ def places(model: Any, tokenizer: Any) -> dict[str, str]:
     rope, layers = config.rope_parameters["rope_type"], getattr(config, "layer_types", None) or ()
     parts = {rope: rope != "default", "windows": "sliding_attention" in layers}
     parts[config.hidden_act] = config.hidden_act != "silu"  # llama.cpp computes these families by it alone
-    if other := [name for name, is_other in parts.items() if is_other]:
-        raise BadInput("policy.gguf-attention", other=other)
+    if unnamed := [name for name, is_other in parts.items() if is_other]:
+        raise BadInput("policy.gguf-attention", other=unnamed)
     core = json.loads(tokenizer.backend_tokenizer.to_str())
     unread = core["model"]["type"] != "BPE" or core["model"].get("byte_fallback")
     if unread or _cut(core.get("pre_tokenizer") or {}) not in CUTS:
         raise BadInput("policy.gguf-tokenizer", kinds=sorted({*CUTS.values()}))
     architecture = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
-    known, names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers), dict[str, str]()
+    name_map, names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers), dict[str, str]()
     for name in model.state_dict():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        if (place := known.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
+        if (gguf_name := name_map.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
             raise BadInput("policy.gguf-no-place", name=name, family=config.model_type)
-        names[name] = place
+        names[name] = gguf_name
     return names
 
 
@@ -84,7 +84,7 @@ def write(model: Any, tokenizer: Any, path: Path, kind: str, progress: Callable[
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, tokenizer, model)
-    for number, (name, place) in enumerate(names.items(), start=1):
+    for number, (name, gguf_name) in enumerate(names.items(), start=1):
         tensor = tensors[name]
         values = tensor.detach().to("cpu", torch.float32).numpy()
         if config.model_type == "llama" and ("q_proj" in name or "k_proj" in name):
@@ -93,7 +93,7 @@ def write(model: Any, tokenizer: Any, path: Path, kind: str, progress: Callable[
         values, of_tensor = numpy.ascontiguousarray(values), TYPES["f32"] if tensor.ndim < 2 else TYPES[kind]
         if of_tensor == TYPES["q8_0"] and values.shape[-1] % 32:
             of_tensor = TYPES["f16"]  # as llama.cpp's own converter
-        writer.add_tensor(place, gguf.quantize(values, of_tensor), raw_dtype=of_tensor)
+        writer.add_tensor(gguf_name, gguf.quantize(values, of_tensor), raw_dtype=of_tensor)
         progress(number, len(names))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -106,11 +106,11 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, model: Any) -> None:
     """Add tokens, merges, special tokens and the chat template."""
     core = json.loads(tokenizer.backend_tokenizer.to_str())
     added = {token["id"]: token for token in core["added_tokens"]}
-    known = {number: token for token, number in tokenizer.get_vocab().items()}
+    token_of_number = {number: token for token, number in tokenizer.get_vocab().items()}
     tokens, types = list[str](), list[int]()
     for number in range(model.config.vocab_size):
-        tokens.append(known.get(number, f"[PAD{number}]"))
-        token_type = gguf.TokenType.NORMAL if number in known else gguf.TokenType.UNUSED
+        tokens.append(token_of_number.get(number, f"[PAD{number}]"))
+        token_type = gguf.TokenType.NORMAL if number in token_of_number else gguf.TokenType.UNUSED
         if number in added:
             special = added[number]["special"]
             token_type = gguf.TokenType.CONTROL if special else gguf.TokenType.USER_DEFINED

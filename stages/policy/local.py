@@ -300,9 +300,9 @@ def _mergeable(model: Any) -> list[Any]:
 
 
 @contextmanager
-def checkpointed(model: Any, wanted: bool = True) -> Iterator[None]:
+def checkpointed(model: Any, enabled: bool = True) -> Iterator[None]:
     """Checkpoint activations where that is wanted: keep one per layer, and recompute the rest in the backward pass."""
-    if not wanted:
+    if not enabled:
         yield
         return
     # Non-reentrant, under which each module is called once again, and so are its hooks.

@@ -106,11 +106,11 @@ def make_writable(model: Any) -> None:
 
     Of numbers for sampling without `do_sample` (Vicuna 1.5) that is set, as LLaMA-Factory does; else tokens alone stay.
     """
-    given: Any = model.generation_config
-    sampling = copy.copy(given)
+    generation: Any = model.generation_config
+    sampling = copy.copy(generation)
     sampling.do_sample = True
-    tokens = GenerationConfig(bos_token_id=given.bos_token_id, eos_token_id=given.eos_token_id)
-    for settings in (given, sampling, tokens):
+    tokens = GenerationConfig(bos_token_id=generation.bos_token_id, eos_token_id=generation.eos_token_id)
+    for settings in (generation, sampling, tokens):
         model.generation_config = settings
         with suppress(ValueError):
             settings.validate(strict=True)
@@ -188,15 +188,15 @@ def require_read_calls(config: PolicyConfig, tokenizer: Any) -> None:
     if config.tool_calls not in FORMATS:
         return
     call = ToolCall(PROBED_TOOL["function"]["name"], '{"a":"b"}')
-    asked: list[Message] = [{"role": "user", "content": "."}]
+    question: list[Message] = [{"role": "user", "content": "."}]
     said: Message = {"role": "assistant", "content": write(MessageParts("", (call,)))}
     with translate_errors(config):
-        opening, whole = render(tokenizer, [(asked, True), ([*asked, said], False)], [PROBED_TOOL])
-    if said["content"] in whole:  # in our own form, which is read always
+        opening, text = render(tokenizer, [(question, True), ([*question, said], False)], [PROBED_TOOL])
+    if said["content"] in text:  # in our own form, which is read always
         return
-    common = length_in_common(opening, whole)
+    common = length_in_common(opening, text)
     # A mark may begin as the thought that the template opens, <think> or <tool_call>.
-    written = whole[max(map(whole[:common].rfind, ">]\n")) + 1 :]
+    written = text[max(map(text[:common].rfind, ">]\n")) + 1 :]
     end = turn_form(tokenizer).end
     written = written[: written.rindex(end)] if end and end in written else written
     calls = read(normalise_calls(config.tool_calls, written)).calls

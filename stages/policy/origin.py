@@ -40,15 +40,15 @@ async def described(client: Client, model: str) -> dict[str, Any]:
     except CallError:
         rows = []
     row = next((row for row in rows if row["id"] == model), rows[0] if len(rows) == 1 else {})
-    told = {name: row[name] for name in LISTED if row.get(name) is not None}
-    if told.get("owned_by", "llamacpp") == "llamacpp":
+    fields = {name: row[name] for name in LISTED if row.get(name) is not None}
+    if fields.get("owned_by", "llamacpp") == "llamacpp":
         with suppress(CallError, ValueError):
             root = re.sub(r"/v\d+$", "", str(client.config.base_url).partition("?")[0].rstrip("/"))
             config = client.config.model_copy(update={"base_url": root})
             response = await Client(config).get("/props", timeout_s=PROPS_S)
             props = orjson.loads(response.body) if response.status == 200 else {}
-            told |= {name: props[name] for name in PROPS if isinstance(props, dict) and name in props}
-    return told
+            fields |= {name: props[name] for name in PROPS if isinstance(props, dict) and name in props}
+    return fields
 
 
 def served(body: bytes) -> Served:
@@ -101,5 +101,5 @@ class Origins:
     def facts(self) -> dict[str, Any]:
         """Return for the manifest what the server tells, and how many answers were reused from when."""
         days = [f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M}" for at in self.times]
-        told = {"server": self.described} if self.described else {}
-        return {**told, **({"reused": self.reused, "reused_from": days} if self.reused else {})}
+        facts = {"server": self.described} if self.described else {}
+        return {**facts, **({"reused": self.reused, "reused_from": days} if self.reused else {})}

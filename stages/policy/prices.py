@@ -42,9 +42,9 @@ def _is_of(pattern: str, base_url: str) -> bool:
     match = re.match(pattern, host + parts.path if has_path else host)
     if match is None or "@" in parts.netloc:
         return False
-    left = host[match.end() :]
+    rest = host[match.end() :]
     # Moonshot's pattern ends before the last part of the name, which differs by country.
-    return not left or (pattern.endswith(r"\.") and "." not in left)
+    return not rest or (pattern.endswith(r"\.") and "." not in rest)
 
 
 @functools.cache
@@ -59,12 +59,12 @@ def table_price(base_url: str, model: str) -> TablePrice | None:
         return None
     snapshot, now = get_snapshot(), datetime.now(UTC)
     try:
-        provider, known = snapshot.find_provider_model(model, None, None, base_url)
+        provider, provider_model = snapshot.find_provider_model(model, None, None, base_url)
     except LookupError:
         return None
     if not _is_of(provider.api_pattern, base_url):
         return None
-    price = known.get_prices(now)
+    price = provider_model.get_prices(now)
     kinds = {name for name, value in vars(price).items() if value is not None}
     others = [name for name in kinds - COUNTED if not any(part in name for part in MEDIA)]
     if others or not {"input_mtok", "output_mtok"} <= kinds:
@@ -78,4 +78,4 @@ def table_price(base_url: str, model: str) -> TablePrice | None:
         if (start := getattr(conditional.constraint, "start_date", None)) is not None and start <= now.date()
     ]
     newest = f", its newest price of {max(dates)}" if dates else ""
-    return TablePrice(f"{PACKAGE} {__version__}{newest}", known.id, price)
+    return TablePrice(f"{PACKAGE} {__version__}{newest}", provider_model.id, price)

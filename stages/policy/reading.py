@@ -65,8 +65,8 @@ class UnreadableAnswer(CallError):
 
 def make_record(raw: bytes, *, at: float = 0.0, told_usd: float | None = None, **about: float) -> bytes:
     """Return a cache record: latency, number of launches, time and told cost as JSON, then the body of the response."""
-    told = {} if told_usd is None else {"told_usd": told_usd}
-    return orjson.dumps({**about, "at": at, **told}) + b"\n" + raw
+    costs = {} if told_usd is None else {"told_usd": told_usd}
+    return orjson.dumps({**about, "at": at, **costs}) + b"\n" + raw
 
 
 def time_of(entry: bytes) -> float:
@@ -139,7 +139,7 @@ def read(
         message = (choice.get("message") or {}) if has_none else choice["message"]
         spoken, thoughts = _spoken(message), thoughts_beside(message) or thoughts_beside(choice)
         # GitHub Copilot puts the words and the calls of one answer into several choices (HKUDS/nanobot#1481).
-        answers = (other.get("message") or {} for other in choices)
+        answers = (each_choice.get("message") or {} for each_choice in choices)
         calls = _calls(message) or tuple(call for answer in answers for call in _calls(answer))
         text = without_end("".join(spoken))
         text = write(MessageParts(without_calls(text), calls)) if calls else normalise_calls(config.tool_calls, text)
@@ -215,10 +215,10 @@ def _error_inside(
     fault: Any, raw: bytes, bounds: CallBounds, config: PolicyConfig, told_usd: float | None
 ) -> CallError:
     """Return the typed error of a refusal in a body with status 200."""
-    told = _status(fault) or 200
+    told_status = _status(fault) or 200
     billed = read_charge(raw, False, bounds=bounds, config=config, told_usd=told_usd)
-    status = 500 if told == 200 else told
-    return error_of_fault(parse_fault(fault), status, config, _sent(bounds), billed_usd=billed, told=told)
+    status = 500 if told_status == 200 else told_status
+    return error_of_fault(parse_fault(fault), status, config, _sent(bounds), billed_usd=billed, code=told_status)
 
 
 def _unusable(reason: str, message: Sentence, usage: dict[str, Any] | None) -> CallError:
@@ -251,8 +251,8 @@ def _logprobs(choice: dict[str, Any]) -> list[float] | None:
     if not all(type(logprob) in (int, float, type(None)) for logprob in logprobs):
         raise TypeError("a logprob that is not a number")
     # JSON has no infinity: a token without probability has null in its place, and then the answer none at all.
-    known = None not in logprobs and all(map(math.isfinite, logprobs))
-    return [float(logprob) for logprob in logprobs] if known and logprobs else None
+    complete = None not in logprobs and all(map(math.isfinite, logprobs))
+    return [float(logprob) for logprob in logprobs] if complete and logprobs else None
 
 
 def _spoken(message: dict[str, Any]) -> list[str]:

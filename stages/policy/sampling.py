@@ -76,7 +76,7 @@ def sample_batch(
     A row is sampled in the fastest way that is right for its length (`try_sampling`), and where it outgrows that, it
     goes on in the next one.
     """
-    how = DrawSettings(**settings)
+    draws = DrawSettings(**settings)
     # A generator per row, on the CPU in float64: a row's draws depend neither on the batch nor on the device.
     generators = [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
     uniforms = [
@@ -90,21 +90,21 @@ def sample_batch(
         while rows := [
             row
             for row, (ids, _) in enumerate(drawn)
-            if len(ids) < min(len(uniforms[row]), room - len(prompts[row])) and how.end_ids.isdisjoint(ids[-1:])
+            if len(ids) < min(len(uniforms[row]), room - len(prompts[row])) and draws.end_ids.isdisjoint(ids[-1:])
         ]:
             begun = [[*prompts[row], *drawn[row][0]] for row in rows]
-            left = [uniforms[row][len(drawn[row][0]) :] for row in rows]
+            rest = [uniforms[row][len(drawn[row][0]) :] for row in rows]
             if way == ALONE:
-                pairs = zip(begun, left, strict=True)
-                found = [sample_alone(model, *pair, how, cached=bool(ways.get(ALONE))) for pair in pairs]
+                pairs = zip(begun, rest, strict=True)
+                samples = [sample_alone(model, *pair, draws, cached=bool(ways.get(ALONE))) for pair in pairs]
             else:
-                most = int(min(max(map(len, left)), room - max(map(len, begun))))
-                table = pad_sequence(left, batch_first=True)[:, :most]
-                kept = prefixes if len(rows) == len(prompts) else None
-                found = _together(model, begun, table, how, way == IN_PLACE, kept)
-            for row, own, (ids, logps) in zip(rows, left, found, strict=True):
-                drawn[row][0].extend(ids[: len(own)])
-                drawn[row][1].extend(logps[: len(own)])
+                most = int(min(max(map(len, rest)), room - max(map(len, begun))))
+                table = pad_sequence(rest, batch_first=True)[:, :most]
+                cached_prefixes = prefixes if len(rows) == len(prompts) else None
+                samples = _together(model, begun, table, draws, way == IN_PLACE, cached_prefixes)
+            for row, own_uniforms, (ids, logps) in zip(rows, rest, samples, strict=True):
+                drawn[row][0].extend(ids[: len(own_uniforms)])
+                drawn[row][1].extend(logps[: len(own_uniforms)])
     return drawn
 
 
@@ -112,20 +112,20 @@ def _together(
     model: Any,
     prompts: Sequence[list[int]],
     uniforms: Float[Tensor, "B m"],
-    how: DrawSettings,
+    draws: DrawSettings,
     in_place: bool,
     prefixes: "PrefixCache | None" = None,
 ) -> list[Drawn]:
     """Draw as many tokens for each prompt as there are `uniforms`, in one batch; in_place: in tables of our own."""
     device, max_tokens = next(model.parameters()).device, uniforms.shape[1]
     uniforms = uniforms.to(device)
-    rows, logits = _prefilled(model, prompts, max_tokens, how.pad_id, how.prefill_tokens, prefixes, in_place)
-    rows.fixed = in_place and (can_replay(model) if how.fixed is None else how.fixed)
-    look = how.look_every or (1 if device.type == "cpu" else 16)  # a GPU is waited for at each look, a CPU never
+    rows, logits = _prefilled(model, prompts, max_tokens, draws.pad_id, draws.prefill_tokens, prefixes, in_place)
+    rows.fixed = in_place and (can_replay(model) if draws.fixed is None else draws.fixed)
+    look = draws.look_every or (1 if device.type == "cpu" else 16)  # a GPU is waited for at each look, a CPU never
     completions: list[Drawn] = [([], []) for _ in prompts]
     ended, pending = [False] * len(prompts), list[Tensor]()
     for t in range(max_tokens):
-        token, logp = draw(logits, uniforms[:, t], how.temperature)  # [B], [B]
+        token, logp = draw(logits, uniforms[:, t], draws.temperature)  # [B], [B]
         pending.append(torch.stack([token.double(), logp.double()]))
         last = t + 1 == max_tokens
         if last or len(pending) == look:
@@ -141,7 +141,7 @@ def _together(
                         completions[prompt][0].append(token_id)
                         # Rounding can make the log-prob of a near-certain token slightly positive.
                         completions[prompt][1].append(min(value, 0.0))
-                        ended[prompt] = token_id in how.end_ids
+                        ended[prompt] = token_id in draws.end_ids
             unfinished = [row for row, prompt in enumerate(running) if not ended[prompt]]
             if last or not unfinished:
                 break
@@ -157,18 +157,20 @@ def _together(
 
 
 def sample_alone(
-    model: Any, prompt: list[int], uniforms: Float[Tensor, " m"], how: DrawSettings, *, cached: bool
+    model: Any, prompt: list[int], uniforms: Float[Tensor, " m"], draws: DrawSettings, *, cached: bool
 ) -> Drawn:
     """Draw one completion as transformers' `generate` computes it; cached: whether in its cache, or each pass anew."""
-    drawn, device = _Drawing(uniforms, how.temperature), next(model.parameters()).device
+    drawn, device = _Drawing(uniforms, draws.temperature), next(model.parameters()).device
     ids = torch.tensor([prompt], device=device)
     if not cached:
-        while len(drawn.ids) < len(uniforms) and how.end_ids.isdisjoint(drawn.ids[-1:]):
+        while len(drawn.ids) < len(uniforms) and draws.end_ids.isdisjoint(drawn.ids[-1:]):
             token = drawn(ids, model(input_ids=ids, use_cache=False).logits[:, -1]).argmax(-1, keepdim=True)
             ids = torch.cat([ids, token], 1)
         return drawn.ids, drawn.logps
     # In place of the model's own settings, which would fill in what is not set.
-    settings = GenerationConfig(max_new_tokens=len(uniforms), eos_token_id=sorted(how.end_ids) or None, pad_token_id=0)
+    settings = GenerationConfig(
+        max_new_tokens=len(uniforms), eos_token_id=sorted(draws.end_ids) or None, pad_token_id=0
+    )
     of_model, model.generation_config = model.generation_config, settings
     try:
         model.generate(ids, attention_mask=torch.ones_like(ids), logits_processor=LogitsProcessorList([drawn]))
@@ -359,18 +361,18 @@ def try_sampling(model: Any, switch: int) -> dict[str, Any]:
 
     Only until one is right for all. numbers: of keys and values that the whole model keeps for a token, 0 if unknown.
     """
-    found: dict[str, Any] = {"numbers": _cached_numbers(model)}
+    results: dict[str, Any] = {"numbers": _cached_numbers(model)}
     for way in TOGETHER:
-        found[way], wrong = trials.try_lengths(model, partial(_differences, model, way == IN_PLACE), switch)
+        results[way], wrong = trials.try_lengths(model, partial(_differences, model, way == IN_PLACE), switch)
         if wrong:
-            found[f"not_{way}"] = wrong
-        if found[way] == "all":
-            return found
+            results[f"not_{way}"] = wrong
+        if results[way] == "all":
+            return results
     prompt, uniforms = [5, 6, 7, 8], _uniforms(switch + 6)
     wrong = trials.agrees(
         model, lambda: _difference(model, prompt, sample_alone(model, prompt, uniforms, DrawSettings(1.0), cached=True))
     )
-    return found | {ALONE: not wrong} | ({"not_alone": wrong} if wrong else {})
+    return results | {ALONE: not wrong} | ({"not_alone": wrong} if wrong else {})
 
 
 def describe_ways(config: PolicyConfig, model: Any) -> Sentence | None:
@@ -405,11 +407,11 @@ def _differences(model: Any, in_place: bool, switch: int) -> Tensor:
     uniforms, prefixes = _uniforms(3, switch + 6 if switch else small_models.SWITCH - 6), PrefixCache()
     ended = _together(model, prompts, uniforms, DrawSettings(1.0), in_place)
     ends = {ended[0][0][2]}
-    found = _together(model, prompts, uniforms, DrawSettings(1.0, ends, fixed=False), in_place, prefixes)
+    samples = _together(model, prompts, uniforms, DrawSettings(1.0, ends, fixed=False), in_place, prefixes)
     parts = [_difference(model, prompt, row) for prompt, row in zip(prompts, ended, strict=True)]
-    for (ids, logps), (_, all_logps) in zip(found, ended, strict=True):
+    for (ids, logps), (_, all_logps) in zip(samples, ended, strict=True):
         parts.append(torch.tensor(logps) - torch.tensor(all_logps[: len(ids)]))
-    longer = [[*prompt, *ids, 11] for prompt, (ids, _) in zip(prompts, found, strict=True)]
+    longer = [[*prompt, *ids, 11] for prompt, (ids, _) in zip(prompts, samples, strict=True)]
     again = _together(model, longer, uniforms[:, :1], DrawSettings(1.0, fixed=in_place), in_place, prefixes)
     return torch.cat([*parts, *(_difference(model, prompt, row) for prompt, row in zip(longer, again, strict=True))])
 

@@ -17,15 +17,15 @@ def policy_notes(facts: Mapping[str, Any]) -> list[str]:
     return [f"Note: {line}." for line in lines]
 
 
-def answered_by(counts: Counter[tuple[str | None, ...]], asked: str, arm: str = "") -> list[str]:
+def answered_by(counts: Counter[tuple[str | None, ...]], requested: str, arm: str = "") -> list[str]:
     """Return a note on who answered, where that was not the asked model alone, of one provider and fingerprint.
 
     counts: answers by model, provider and fingerprint, as the server names them.
     """
-    if len(counts) <= 1 and {model for model, _, _ in counts} <= {asked, None}:
+    if len(counts) <= 1 and {model for model, _, _ in counts} <= {requested, None}:
         return []
-    told = [
+    lines = [
         (model or "?", provider, fingerprint if len({entry[2] for entry in counts}) > 1 else None, number)
         for (model, provider, fingerprint), number in counts.most_common(6)
     ]
-    return [f"Note: {Sentence('policy.answered-by', arm=arm, asked=asked, served=told, kinds=len(counts))}."]
+    return [f"Note: {Sentence('policy.answered-by', arm=arm, asked=requested, served=lines, kinds=len(counts))}."]

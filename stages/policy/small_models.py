@@ -64,7 +64,7 @@ def text_fields(config: Any) -> dict[str, Any]:
     """Return the fields of a text configuration, those that have another name in it by both."""
     text = config.get_text_config()
     fields = text.to_dict()
-    return fields | {name: fields.get(other, 0) for name, other in text.attribute_map.items()}
+    return fields | {name: fields.get(source, 0) for name, source in text.attribute_map.items()}
 
 
 def _made(config: Any, division: int, deep: bool, attention: str | None) -> Any:
@@ -79,9 +79,9 @@ def _made(config: Any, division: int, deep: bool, attention: str | None) -> Any:
     torch.manual_seed(0)
     narrow = type(config)(**_narrowed(sizes, division, switches, layers, layers))
     with torch.device("meta"), no_init_weights():
-        whole = AutoModelForCausalLM.from_config(narrow, **options)
-        depth = layers if deep else _depth(whole, layers)
-    if (weights := sum(weight.numel() for weight in whole.parameters()) * depth // layers) > WEIGHTS:
+        full_model = AutoModelForCausalLM.from_config(narrow, **options)
+        depth = layers if deep else _depth(full_model, layers)
+    if (weights := sum(weight.numel() for weight in full_model.parameters()) * depth // layers) > WEIGHTS:
         raise ValueError(f"{weights:,} weights are too many to try")
     narrow = type(config)(**_narrowed(sizes, division, switches, layers, depth))
     model = AutoModelForCausalLM.from_config(narrow, **options).eval()
@@ -147,8 +147,8 @@ def _narrowed(value: Any, division: int, switches: dict[int, int], layers: int, 
         return switches[value]
     if "vocab_size" in name:
         return VOCABULARY
-    for what, most in MOST.items():
-        if what in name:
+    for dimension, most in MOST.items():
+        if dimension in name:
             return min(value, most)
     if value <= 16 or (COUNTS.search(name) and name not in WIDTHS_BY_N):
         return value
@@ -198,6 +198,6 @@ def _spread(model: nn.Module) -> None:
 @torch.no_grad()
 def log_probs_alone(model: Any, prompt: list[int], ids: list[int], places: Sequence[int]) -> Tensor:
     """Return the log-prob of some ids by a forward pass of what stood before each of them; [places]."""
-    rows = (torch.tensor([prompt + ids[:place]]) for place in places)
+    rows = (torch.tensor([prompt + ids[:position]]) for position in places)
     last = torch.stack([model(input_ids=row, use_cache=False).logits[0, -1].float() for row in rows])
-    return last.log_softmax(-1).gather(-1, torch.tensor([ids[place] for place in places])[:, None])[:, 0]
+    return last.log_softmax(-1).gather(-1, torch.tensor([ids[position] for position in places])[:, None])[:, 0]

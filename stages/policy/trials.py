@@ -39,10 +39,10 @@ _of_models: WeakKeyDictionary[Any, dict[Any, dict[str, Any]]] = WeakKeyDictionar
 
 def outcome(model: Any, check: Check) -> dict[str, Any]:
     """Return what a check shows of a loaded model's architecture."""
-    kind, known = attention(model.config), _of_models.setdefault(model, {})
-    if (kind, check) not in known:
-        known[kind, check] = outcome_of(model.config, check)
-    return known[kind, check]
+    kind, outcomes = attention(model.config), _of_models.setdefault(model, {})
+    if (kind, check) not in outcomes:
+        outcomes[kind, check] = outcome_of(model.config, check)
+    return outcomes[kind, check]
 
 
 def attention(config: Any) -> str | None:

@@ -318,11 +318,11 @@ class Rate(NamedTuple):
         """Return one less this rate."""
         return Rate(1 - self.value, 1 - self.high, 1 - self.low)
 
-    def less(self, other: "Rate") -> "Rate":
+    def less(self, rate: "Rate") -> "Rate":
         """Return the difference of two rates: distances of independent parts add in squares (MOVER)."""
-        value = self.value - other.value
-        below = math.hypot(self.value - self.low, other.high - other.value)
-        above = math.hypot(self.high - self.value, other.value - other.low)
+        value = self.value - rate.value
+        below = math.hypot(self.value - self.low, rate.high - rate.value)
+        above = math.hypot(self.high - self.value, rate.value - rate.low)
         return Rate(value, value - below, value + above)
 
     def reaches(self, limit: float) -> bool | None:

@@ -33,21 +33,21 @@ class CheckedRollout:
     absent: Collection[Fact] = ()
 
 
-def _rollout(played: CheckedRollout) -> Sequence[Row]:
-    return [] if played.rollout is None else [played.rollout]
+def _rollout(checked: CheckedRollout) -> Sequence[Row]:
+    return [] if checked.rollout is None else [checked.rollout]
 
 
-def _steps(played: CheckedRollout) -> Sequence[Row]:
-    return played.steps
+def _steps(checked: CheckedRollout) -> Sequence[Row]:
+    return checked.steps
 
 
-def _all_steps(played: CheckedRollout) -> Sequence[list[Row]]:
-    return [played.steps] if played.steps else []
+def _all_steps(checked: CheckedRollout) -> Sequence[list[Row]]:
+    return [checked.steps] if checked.steps else []
 
 
-def _sampled(played: CheckedRollout) -> Sequence[Row]:
+def _sampled(checked: CheckedRollout) -> Sequence[Row]:
     """Return the steps of which a policy gave tokens or log-probs."""
-    return [row for row in played.steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
+    return [row for row in checked.steps if row["capture_level"] == "tokens" or row["logprobs"] is not None]
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ class CollectionChecks:
 
     def add(self, rollout: Row | None, steps: list[Row], absent: Collection[Fact] = ()) -> None:
         """Check one rollout, None where its row is missing, and its steps in order; `absent`: facts not recorded."""
-        played = CheckedRollout(rollout, steps, absent)
+        checked = CheckedRollout(rollout, steps, absent)
         for check, tally in self._tallies.items():
-            items = check.of(played)
+            items = check.of(checked)
             if check.needs in absent:
                 tally.unrecorded += len(items)
             else:

@@ -163,8 +163,8 @@ def _each_seed(root: Path, text: str, stage: Stage[Any], notify: Callable[[str],
     A stage that takes one checkpoint reads the latest. `BadInput` where fewer are complete than were begun.
     """
     run = Run(find(root, text))
-    asked = run.manifest.config.get("seeds", 1) if text == TRAINING else 1
-    if asked == 1 or not any(slot.many and slot.kind is CHECKPOINT for slot in stage.inputs.values()):
+    count = run.manifest.config.get("seeds", 1) if text == TRAINING else 1
+    if count == 1 or not any(slot.many and slot.kind is CHECKPOINT for slot in stage.inputs.values()):
         return [run]
 
     def work(record: Manifest) -> Any:
@@ -177,8 +177,8 @@ def _each_seed(root: Path, text: str, stage: Stage[Any], notify: Callable[[str],
             record = None if path.parent.is_symlink() else read_manifest(path.parent)
             if record and record.status == "complete" and work(record) == work(run.manifest):
                 together[record.fingerprint] = Run(path.parent)
-    if len(together) < asked:
-        raise BadInput("runs.seeds-incomplete", stage=stage.name, complete=len(together), asked=asked, path=run.path)
+    if len(together) < count:
+        raise BadInput("runs.seeds-incomplete", stage=stage.name, complete=len(together), asked=count, path=run.path)
     chosen = sorted(together.values(), key=lambda each: each.manifest.config["seed"])
     seeds = [each.manifest.config["seed"] for each in chosen]
     notify(Sentence("runs.seeds-chosen", stage=stage.name, seeds=seeds, path=run.path))

@@ -141,16 +141,16 @@ def read_for_stage(stage: str, paths: Iterable[Path], notify: Callable[[str], No
     ]
 
 
-def read_files(paths: Iterable[Path], known: Container[str], whose: str, notify: Callable[[str], None]) -> list[Tree]:
+def read_files(paths: Iterable[Path], names: Container[str], whose: str, notify: Callable[[str], None]) -> list[Tree]:
     """Return TOML files as trees, without settings that belong to other stages only; reports what is left out.
 
-    One file can so serve all stages. known: the names that mean something here; what no stage knows stays and is
+    One file can so serve all stages. names: those that mean something here; what no stage knows stays and is
     refused as unknown. whose: who lacks the others, for people. Raises `UsageError` where the files set nothing here.
     """
     trees, notes = list[Tree](), list[str]()
     for path in paths:
         tree = read_file(path)
-        strange = {key: value for key, value in tree.items() if key not in known}
+        strange = {key: value for key, value in tree.items() if key not in names}
         # Other stages are imported for such keys alone.
         settings = {field for stage in STAGES for field in load_stage(stage).config.model_fields} if strange else set()
         tables = {key for key, value in strange.items() if key in STAGES and isinstance(value, dict)}

@@ -37,7 +37,7 @@ def equal(value: Any, expected: Any, *, json: bool = False) -> bool:
         if isinstance(expected, kind):
             if not isinstance(value, (list, tuple) if json and kind is list else kind) or len(value) != len(expected):
                 return False
-            return all(equal(item, wanted, json=json) for item, wanted in zip(value, expected, strict=True))
+            return all(equal(item, target, json=json) for item, target in zip(value, expected, strict=True))
     if isinstance(expected, dict):
         if not isinstance(value, dict) or len(value) != len(expected):
             return False
@@ -113,8 +113,8 @@ def _is_same_line(line: str, expected: str) -> bool:
     # Numbers stand at the odd places.
     parts, expected_parts = DECIMAL_NUMBER.split(line), DECIMAL_NUMBER.split(expected)
     return len(parts) == len(expected_parts) and all(
-        part == wanted or (number % 2 == 1 and _is_same_number(part, wanted))
-        for number, (part, wanted) in enumerate(zip(parts, expected_parts, strict=True))
+        part == target or (number % 2 == 1 and _is_same_number(part, target))
+        for number, (part, target) in enumerate(zip(parts, expected_parts, strict=True))
     )
 
 

@@ -97,8 +97,8 @@ RESERVED = ("student", "all")
 def check_names(teachers: Sequence[TeacherConfig]) -> None:
     """Raise `ValueError` for a name that two teachers have, or that stands for others."""
     names = [teacher.name for teacher in teachers]
-    if taken := next((name for name in names if name in RESERVED), None):
-        raise ValueError(Sentence("teachers.teacher-name-reserved", name=taken, reserved=RESERVED))
+    if reserved := next((name for name in names if name in RESERVED), None):
+        raise ValueError(Sentence("teachers.teacher-name-reserved", name=reserved, reserved=RESERVED))
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise ValueError(Sentence("teachers.teacher-name-twice", number=names.count(repeated), name=repeated))
 

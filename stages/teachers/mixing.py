@@ -89,8 +89,8 @@ class MixedPolicy:
         """Return a turn as a teacher is asked it: with its own prompt, behind its own opening of the task."""
         messages = turn.messages
         if teacher.name in self._environments and turn.task is not None:
-            own, students = (self._environments[name].reset(turn.task) for name in (teacher.name, ""))
-            messages = [*own, *messages[len(students) :]]
+            of_teacher, students = (self._environments[name].reset(turn.task) for name in (teacher.name, ""))
+            messages = [*of_teacher, *messages[len(students) :]]
         return Turn(teacher.add_prompt(messages), turn.seed, tools=turn.tools)
 
 
@@ -102,12 +102,12 @@ class MixedBatches(MixedPolicy):
         samples: dict[int, Sample] = {}
         players = [self.player(turn) for turn in turns]
         for number, (teacher, policy) in [(None, (None, self.student)), *enumerate(self.teachers)]:
-            places = [place for place, player in enumerate(players) if player == number]
-            asked = [self.question(turns[place], teacher) if teacher else turns[place] for place in places]
-            answers = [sample for part in blocks(asked, policy.batch_size) for sample in ask_all(policy, part)]
+            places = [position for position, player in enumerate(players) if player == number]
+            questions = [self.question(turns[position], teacher) if teacher else turns[position] for position in places]
+            answers = [sample for part in blocks(questions, policy.batch_size) for sample in ask_all(policy, part)]
             answers = [_of_teacher(sample, teacher) for sample in answers] if teacher else answers
             samples |= dict(zip(places, answers, strict=True))
-        return [samples[place] for place in range(len(turns))]
+        return [samples[position] for position in range(len(turns))]
 
 
 class MixedServers(MixedPolicy):

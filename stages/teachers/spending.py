@@ -151,7 +151,7 @@ class Tally:
             "cached_tokens",
             "completion_tokens",
         )
-        whole = self._counts["answers"] - sum(self._counts[name] for name in ("failed", "truncated", "empty"))
+        num_whole = self._counts["answers"] - sum(self._counts[name] for name in ("failed", "truncated", "empty"))
         return Spending(
             teacher=name,
             **{name: self._counts[name] for name in counted},
@@ -161,5 +161,5 @@ class Tally:
             p95_usd_per_rollout=float(np.quantile(costs, 0.95)),
             p50_latency_s=float(np.quantile(seconds, 0.5)),
             p95_latency_s=float(np.quantile(seconds, 0.95)),
-            answered=whole / max(self._counts["answers"], 1),
+            answered=num_whole / max(self._counts["answers"], 1),
         )

@@ -67,8 +67,8 @@ def _abundant(plan: TrainPlan) -> int | None:
 
     So may a small model's and one's of unknown size, and on a GPU torch keeps the memory.
     """
-    kept = plan.device != "cpu" or plan.small or plan.shape is None
-    return None if kept else round(resources.SPARE * estimate_memory(plan).total)
+    has_room = plan.device != "cpu" or plan.small or plan.shape is None
+    return None if has_room else round(resources.SPARE * estimate_memory(plan).total)
 
 
 class FreedMemory(TrainerCallback):

@@ -211,7 +211,7 @@ def try_scoring(model: Any, switch: int) -> dict[str, Any]:
     packed, batched: those of this module. padded: TRL's batches of rows with padding on both sides. head: whether the
     logits are those of the output head with what `after_head` knows. lora: what peft says where it adapts no layer.
     """
-    found, attention = dict[str, Any](), model.config._attn_implementation
+    results, attention = dict[str, Any](), model.config._attn_implementation
     try:
         settings = LoraConfig(
             task_type="CAUSAL_LM", r=2, target_modules=adapters.targets(model), init_lora_weights=False
@@ -219,7 +219,7 @@ def try_scoring(model: Any, switch: int) -> dict[str, Any]:
         get_peft_model(model, settings)
         model(input_ids=torch.arange(5, 9)[None], use_cache=False)
     except Exception as error:
-        found["lora"] = f"{type(error).__name__}: {error}"[:300]
+        results["lora"] = f"{type(error).__name__}: {error}"[:300]
 
     @cache
     def right(length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -232,26 +232,26 @@ def try_scoring(model: Any, switch: int) -> dict[str, Any]:
 
     def difference(ways: Mapping[str, Any], length: int) -> Tensor:
         """Return how log-probs and gradients differ from those of rows alone, gradients as parts of the largest."""
-        ours = _numbers(model, length, lambda trees: token_log_probs(model, _tried(model, trees, ways)))
+        numbers = _numbers(model, length, lambda trees: token_log_probs(model, _tried(model, trees, ways)))
         log_probs, gradients = right(length, model.dtype)
-        return torch.cat([ours[0] - log_probs, (ours[1] - gradients) / gradients.abs().max()])
+        return torch.cat([numbers[0] - log_probs, (numbers[1] - gradients) / gradients.abs().max()])
 
     wrong = trials.agrees(model, lambda: difference({HEAD: True}, 0))
-    found[HEAD] = not wrong
+    results[HEAD] = not wrong
     if wrong:
-        found["not_head"] = wrong
-    for way in (PACKED, BATCHED) if found[HEAD] else ():
-        found[way], wrong = trials.try_lengths(model, partial(difference, {HEAD: True, way: "all"}), switch)
-        if found[way] == "all":
+        results["not_head"] = wrong
+    for way in (PACKED, BATCHED) if results[HEAD] else ():
+        results[way], wrong = trials.try_lengths(model, partial(difference, {HEAD: True, way: "all"}), switch)
+        if results[way] == "all":
             break
-        named = way == PACKED and found[way]  # other rows pass under its name, too
+        named = way == PACKED and results[way]  # other rows pass under its name, too
         if named and (by_name := trials.agrees(model, lambda: difference({HEAD: True}, switch))):
-            found[way], wrong = None, f"by the name of this attention {by_name}"
-        if found[way] is None:
+            results[way], wrong = None, f"by the name of this attention {by_name}"
+        if results[way] is None:
             model.set_attn_implementation(attention)
-        found[f"not_{way}"] = wrong
-    found[PADDED], wrong = trials.try_lengths(model, partial(_padded_difference, model), switch)
-    return found
+        results[f"not_{way}"] = wrong
+    results[PADDED], wrong = trials.try_lengths(model, partial(_padded_difference, model), switch)
+    return results
 
 
 def _trees(switch: int) -> list[Tree]:
@@ -264,11 +264,11 @@ def _trees(switch: int) -> list[Tree]:
 
 def _alone(model: Any, trees: Sequence[Tree]) -> Float[Tensor, " n"]:
     """Return the log-probs of all branches' tokens by the model's own pass of each row."""
-    found = []
+    rows_logps = []
     for prompt, branch in ((tree.prompt, branch) for tree in trees for branch in tree.branches):
         table = model(input_ids=torch.tensor([prompt + branch]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-        found.append(table.float().log_softmax(-1).gather(-1, torch.tensor(branch)[:, None])[:, 0])
-    return torch.cat(found)
+        rows_logps.append(table.float().log_softmax(-1).gather(-1, torch.tensor(branch)[:, None])[:, 0])
+    return torch.cat(rows_logps)
 
 
 def _tried(model: Any, trees: Sequence[Tree], ways: Mapping[str, Any]) -> Scored:
@@ -280,20 +280,20 @@ def _tried(model: Any, trees: Sequence[Tree], ways: Mapping[str, Any]) -> Scored
 def _numbers(model: Any, switch: int, log_probs: Callable[[Sequence[Tree]], Tensor]) -> tuple[Tensor, Tensor]:
     """Return log-probs of some trees, and the gradients of all that learns."""
     learning = [weight for weight in model.parameters() if weight.requires_grad]
-    found = log_probs(_trees(switch))
-    loss = (found * torch.linspace(0.5, 1.5, len(found))).sum()
+    logps = log_probs(_trees(switch))
+    loss = (logps * torch.linspace(0.5, 1.5, len(logps))).sum()
     gradients = torch.autograd.grad(loss, learning, allow_unused=True)
-    return found.detach(), torch.cat([each.flatten() for each in gradients if each is not None])
+    return logps.detach(), torch.cat([each.flatten() for each in gradients if each is not None])
 
 
 @torch.no_grad()
 def _padded_difference(model: Any, switch: int) -> Tensor:
     """Return how log-probs of rows in a batch that is padded on both sides, as TRL's, differ from those alone."""
     rows = [(tree.prompt, branch) for tree in _trees(switch) for branch in tree.branches]
-    left, right = (max(map(len, side)) for side in zip(*rows, strict=True))
-    ids = torch.tensor([[0] * (left - len(p)) + p + b + [0] * (right - len(b)) for p, b in rows])
-    mask = torch.tensor([[0] * (left - len(p)) + [1] * len(p + b) + [0] * (right - len(b)) for p, b in rows])
-    table = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, left - 1 : -1].float().log_softmax(-1)
-    found = table.gather(-1, ids[:, left:, None])[..., 0]
-    ours = torch.cat([found[i, : len(b)] for i, (_, b) in enumerate(rows)])
-    return ours - _alone(model, [Tree(p, (b,)) for p, b in rows])
+    start, right = (max(map(len, side)) for side in zip(*rows, strict=True))
+    ids = torch.tensor([[0] * (start - len(p)) + p + b + [0] * (right - len(b)) for p, b in rows])
+    mask = torch.tensor([[0] * (start - len(p)) + [1] * len(p + b) + [0] * (right - len(b)) for p, b in rows])
+    table = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, start - 1 : -1].float().log_softmax(-1)
+    logps = table.gather(-1, ids[:, start:, None])[..., 0]
+    joined = torch.cat([logps[i, : len(b)] for i, (_, b) in enumerate(rows)])
+    return joined - _alone(model, [Tree(p, (b,)) for p, b in rows])

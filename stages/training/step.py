@@ -508,7 +508,7 @@ def statistics(
     logps, entropy = through_head(model, scored, temperature, ("entropy",))
     of_rows = [row for row, size in zip(groups.rows, scored.sizes, strict=True) for _ in range(size)]
     of_columns = [column for size in scored.sizes for column in range(size)]
-    indices = [torch.tensor(of, dtype=torch.long) for of in (of_rows, of_columns)]  # [N] each; N may be 0
+    indices = [torch.tensor(positions, dtype=torch.long) for positions in (of_rows, of_columns)]  # [N] each; N may be 0
     rows, columns = on_device(indices, logps.device)
     empty = torch.zeros(groups.shape, dtype=logps.dtype, device=logps.device)
     return empty.index_put((rows, columns), logps), empty.index_put((rows, columns), entropy)

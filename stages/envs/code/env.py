@@ -60,12 +60,12 @@ def load_tests(kind: str, data: bytes) -> Tests:
         if not problem.inputs:
             return prepare(kind, tests, problem.solution)
         of_inputs = replace(tests, deciding=PROGRAMS["evalplus"].format(function=problem.function), limits=SLOW)
-        given = {"inputs": problem.inputs, "results": [None] * len(problem.inputs), "atol": problem.tolerance}
-        played = play(
-            kind, build_program(problem.before, problem.solution, problem.function), replace(of_inputs, given=given)
+        variables = {"inputs": problem.inputs, "results": [None] * len(problem.inputs), "atol": problem.tolerance}
+        outcome = play(
+            kind, build_program(problem.before, problem.solution, problem.function), replace(of_inputs, given=variables)
         )
-        given["results"] = [answer.value for answer in played.answers[1]]
-        return prepare(kind, replace(of_inputs, given=given), problem.solution)
+        variables["results"] = [answer.value for answer in outcome.answers[1]]
+        return prepare(kind, replace(of_inputs, given=variables), problem.solution)
     except CannotAsk as error:
         raise InfrastructureError("envs.code.solution-fails", problem_id=problem.problem_id, error=error) from None
 
@@ -209,11 +209,11 @@ class CodeEnv:
         if self._source is None:
             return Grade(0.0, False, False if self._problem.shown else None, protocol_ok=False)
         try:
-            played = self._played(self._source)
+            test_outcome = self._played(self._source)
         except (InfrastructureError, OSError) as error:
             return Grade(reward=None, error_type=type(error).__name__, error=str(error))
-        holds = [outcome.holds for outcome in played.deciding]
-        visible = all(outcome.holds for outcome in played.shown) if played.shown else None
+        holds = [outcome.holds for outcome in test_outcome.deciding]
+        visible = all(outcome.holds for outcome in test_outcome.shown) if test_outcome.shown else None
         passed = bool(holds) and all(holds)  # a loop over an empty result asserts nothing
         work = Work(metrics={"assertions_passed": sum(holds) / max(1, len(holds))})
         return Grade(float(passed), passed, visible, protocol_ok=protocol_ok, work=work)

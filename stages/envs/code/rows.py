@@ -164,14 +164,14 @@ def _mbpp(row: Row) -> CodeProblem:
     tests, solution = _texts(row, "test_list"), _text(row, "code")
     before = [*(_texts(row, "test_imports") if row.get("test_imports") else ()), row.get("test_setup_code") or ""]
     test = _text(row, "test") if row.get("test") else "\n".join([*before, *tests])
-    shown = "\n".join([*before, _first(tests)])
+    prompt_tests = "\n".join([*before, _first(tests)])
     number = row.get("task_id")
     return _of_assertions(
         str(number) if number is not None else "",
         _text(row, "text" if "text" in row else "prompt"),
         tests,
         solution,
-        shown=shown,
+        shown=prompt_tests,
         test=test,
         mbpp_id=number if type(number) is int and number < 2**63 else None,  # more is no id of MBPP
     )
@@ -261,7 +261,7 @@ def _signature(row: Row) -> dict[str, Any]:
         "function": function,
         "shown": _examples(prompt, function),
         "before": _before(prompt, function),
-        "solution": whole if statements(whole := prompt + solution) else solution,
+        "solution": program if statements(program := prompt + solution) else solution,
     }
 
 

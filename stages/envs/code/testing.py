@@ -67,7 +67,7 @@ def check_test(test: str, function: str, before: str = "") -> None:
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            tree, given = ast.parse(test), ast.parse(before)
+            tree, tree_before = ast.parse(test), ast.parse(before)
             nodes = [*ast.walk(tree)]
     except (SyntaxError, ValueError) as error:
         raise CannotAsk("envs.code.not-python", error=error) from None
@@ -75,7 +75,7 @@ def check_test(test: str, function: str, before: str = "") -> None:
         raise CannotAsk("envs.code.nested-too-deep") from None
     function = called_name(function)
     defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    bound = {name for node in (*nodes, *ast.walk(given)) for name in _bound(node)}
+    bound = {name for node in (*nodes, *ast.walk(tree_before)) for name in _bound(node)}
     if absent := [name for node in nodes for name in _imported(node, function) if name not in KNOWN_MODULES]:
         raise CannotAsk("envs.code.imports-package", name=absent[0])
     used = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
@@ -189,8 +189,8 @@ def wrapped(test: str, function: str) -> CodeType:
         checks = [*filter(_is_check, tree.body)]
         if checks:
             tree.body = [node for node in tree.body if node in checks or "check(" not in ast.unparse(node)]
-        played = [node.name for node in filter(_is_played, tree.body) if node.name not in _used(tree)]
-        tree.body = [*map(_wrapped, tree.body), *ast.parse("\n".join(f"_play.run({name})" for name in played)).body]
+        functions = [node.name for node in filter(_is_played, tree.body) if node.name not in _used(tree)]
+        tree.body = [*map(_wrapped, tree.body), *ast.parse("\n".join(f"_play.run({name})" for name in functions)).body]
         return compile(ast.fix_missing_locations(tree), "test", "exec", dont_inherit=True)
 
 
@@ -322,10 +322,10 @@ def play(kind: str, source: str, tests: Tests, *, is_solution: bool = False) -> 
     answers = [[_without_additions(answer) for answer in part] for part in returned]
     outcomes = [
         [
-            AssertionOutcome(holds, text, [known[number] for number in numbers if number < len(known)])
+            AssertionOutcome(holds, text, [verdict[number] for number in numbers if number < len(verdict)])
             for holds, text, numbers in part
         ]
-        for known, (_, part) in zip(
+        for verdict, (_, part) in zip(
             [[*zip(*pair, strict=False)] for pair in zip(calls, answers, strict=True)], parts, strict=True
         )
     ]
@@ -357,12 +357,12 @@ def prepare(kind: str, tests: Tests, solution: str) -> Tests:
     if not solution:
         return tests
     measured = replace(tests, limits=SLOW)
-    played = play(kind, build_program(tests.before, solution, tests.function), measured, is_solution=True)
-    if wrong := [outcome for outcome in played.deciding if not outcome.holds]:
+    test_outcome = play(kind, build_program(tests.before, solution, tests.function), measured, is_solution=True)
+    if wrong := [outcome for outcome in test_outcome.deciding if not outcome.holds]:
         ends = next((answer.error for _, answer in wrong[0].calls if answer.error), "")
         raise CannotAsk("envs.code.solution-fails-test", expression=shortened(wrong[0].text), ends=ends)
-    needed = math.ceil(TIMES * played.cpu_s)
-    num_bytes = TIMES * sum(len(encoded(answer.value)) for part in played.answers for answer in part)
+    needed = math.ceil(TIMES * test_outcome.cpu_s)
+    num_bytes = TIMES * sum(len(encoded(answer.value)) for part in test_outcome.answers for answer in part)
     limits = replace(
         LIMITS,
         wall_s=max(LIMITS.wall_s, 3.0 * needed),
@@ -370,7 +370,7 @@ def prepare(kind: str, tests: Tests, solution: str) -> Tests:
         memory_mb=LIMITS.memory_mb if num_bytes <= LIMITS.output_bytes else SLOW.memory_mb,
         output_bytes=max(LIMITS.output_bytes, num_bytes),
     )
-    return replace(tests, calls=played.calls, limits=limits)
+    return replace(tests, calls=test_outcome.calls, limits=limits)
 
 
 @lru_cache(maxsize=4096)
@@ -379,8 +379,8 @@ def _run_calls(kind: str, source: str, calls: Calls, limits: Limits) -> list[lis
     # In one process, as in a test: a default argument that keeps what an earlier call left in it is a mistake.
     code = source.encode(errors="replace")
     arguments = [[decoded(json.loads(call)) for call in part] for part in calls]
-    asked = [Call(code, RETURNED, part, in_one_process=True) for part in arguments if part]
-    answers = iter(judge(kind, asked, limits) if asked else [])
+    reference_calls = [Call(code, RETURNED, part, in_one_process=True) for part in arguments if part]
+    answers = iter(judge(kind, reference_calls, limits) if reference_calls else [])
     return [[*map(_checked, next(answers))] if part else [] for part in calls]
 
 
@@ -407,9 +407,9 @@ def _check(kind: str, tests: Tests, results: Sequence[list[Any]]) -> list[tuple[
     # With a seed, so that the calls are the same each time.
     before = f"{tests.before}\nimport random\nrandom.seed(0)\n" if "random" in tests.deciding else tests.before
     parts = [wrapped(part, called_name(tests.function)) for part in (tests.shown, tests.deciding)]
-    given = json.loads(encoded(tests.given))
+    decoded = json.loads(encoded(tests.given))
     source = _checker(kind, tuple(sorted({str(path.parent) for path in packages})))
-    arguments = (before, [*zip(parts, results, strict=True)], called_name(tests.function), given)
+    arguments = (before, [*zip(parts, results, strict=True)], called_name(tests.function), decoded)
     [[answer]] = judge(kind, [Call(source, "play", [arguments])], CHECKING, packages=packages)
     if answer.error is not None:
         raise CannotAsk("envs.code.test-ends", error=answer.error)

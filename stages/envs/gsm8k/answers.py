@@ -196,7 +196,7 @@ def _marked_lines(text: str) -> list[str]:
         line = lines[number]
         if not line.strip():
             continue
-        behind = next((other for other in lines[number + 1 :] if other.strip()), "")
+        behind = next((line_behind for line_behind in lines[number + 1 :] if line_behind.strip()), "")
         marks = [mark for mark in _marks(line, behind=behind) if mark.strip()]
         if marks:
             marked += marks

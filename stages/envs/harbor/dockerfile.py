@@ -201,8 +201,8 @@ def _written_folders(commands: str, line: int) -> Iterator[str]:
         program, *arguments = words
         files += arguments[1:] if program == "chmod" else arguments[-1:] if program in ("cp", "ln") else ()
         files += arguments if program in ("touch", "mv") else ()
-        made = arguments if program == "mkdir" else ()
-        for path in (*made, *(file if file.endswith("/") else str(PurePosixPath(file).parent) for file in files)):
+        folders = arguments if program == "mkdir" else ()
+        for path in (*folders, *(file if file.endswith("/") else str(PurePosixPath(file).parent) for file in files)):
             yield path.replace("~", "/root", 1) if path.startswith("~") else path
 
 

@@ -32,10 +32,10 @@ class KnownHacks:
     """
 
     def __init__(self, applied: trees.Changes, others: Sequence[trees.Changes]) -> None:
-        known = {kind for files in others for module in _modules(files).values() for kind in kinds_of(module)}
+        usual = {kind for files in others for module in _modules(files).values() for kind in kinds_of(module)}
         kinds: dict[str, set[str]] = {}
         for path, module in _modules(applied).items():
-            kinds[path] = kinds_of(module) - known
+            kinds[path] = kinds_of(module) - usual
         everywhere = set[str]().union(*kinds.values())
         self.names = [Sentence("envs.repo.hack-runner")] if "runner" in everywhere else []
         self.suspected = [Sentence("envs.repo.hack-equal")] if "equal" in everywhere else []

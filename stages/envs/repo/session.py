@@ -331,16 +331,16 @@ class RepoEnvironment(ShellEnvironment):
         """Return the hacks without which the applied changes do not pass."""
         changed = {path: trees.read(task.delivered, path) for path in verdict.applied}
         reference = task.solution() if task.solution else {}
-        known = KnownHacks(verdict.applied, [changed, reference])
+        hacks = KnownHacks(verdict.applied, [changed, reference])
         sources = (path for path in trees.walk(task.delivered) if path.endswith(".py") and not is_test(path))
-        names = known.names
+        names = hacks.names
         if names and is_plugin(file.data for path in sources if (file := trees.read(task.delivered, path))):
             names = []
-        for version in known.versions:
+        for version in hacks.versions:
             outcomes = run_on_copy(task.delivered, {**verdict.applied, **version}, run)
             if verdict.lists.resolved(add_id_statuses(outcomes.statuses, task.ids)):
                 return names
-        return names + known.suspected
+        return names + hacks.suspected
 
     def outcome(self, observation: Observation) -> str:
         """Return a digest of the last action's result: the output, and the tree's changes to the delivered one.

@@ -78,8 +78,8 @@ def walk(root: Path, *, links: bool = False) -> Iterator[str]:
 def _sources(root: Path) -> Iterator[TreeEntry]:
     """Yield the regular files, links and folders below a folder, without caches, history and bytecode."""
     for entry in folders.entries(root, lambda path: path.rpartition("/")[2] not in CACHES | HISTORY):
-        kept = not entry.name.endswith(COMPILED) if entry.is_file else entry.name not in CACHES | HISTORY
-        if kept and (entry.is_file or entry.is_folder or stat.S_ISLNK(entry.status.st_mode)):
+        is_source = not entry.name.endswith(COMPILED) if entry.is_file else entry.name not in CACHES | HISTORY
+        if is_source and (entry.is_file or entry.is_folder or stat.S_ISLNK(entry.status.st_mode)):
             yield entry
 
 

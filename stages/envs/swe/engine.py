@@ -35,8 +35,8 @@ def require_engine() -> str:
 
 def image_name(row: Mapping[str, Any]) -> str:
     """Return the row's own image, else the official one of its instance."""
-    own = next((row[name] for name in IMAGES if row.get(name)), None)
-    return str(own or f"{REGISTRY}.{str(row['instance_id']).lower().replace('__', '_1776_')}:latest")
+    image = next((row[name] for name in IMAGES if row.get(name)), None)
+    return str(image or f"{REGISTRY}.{str(row['instance_id']).lower().replace('__', '_1776_')}:latest")
 
 
 class CondaContainer(Container):

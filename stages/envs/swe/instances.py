@@ -60,7 +60,7 @@ def select_instances(rows: list[Row], ids: Sequence[str], source: str) -> list[R
             raise BadInput("envs.swe.nothing-to-pass", **values)
         if not is_newer(row) and ".py" not in f"{row['test_patch']} {row['FAIL_TO_PASS']}":
             raise BadInput("envs.swe.no-python-tests", **values)
-        if column := next((name for name, known in KNOWN.items() if is_newer(row) and row[name] not in known), None):
+        if column := next((name for name, usual in KNOWN.items() if is_newer(row) and row[name] not in usual), None):
             raise BadInput("envs.swe.unknown-grading", column=column, value=row[column], known=KNOWN[column], **values)
     return chosen
 

@@ -165,8 +165,8 @@ def statuses_by_log_name(nodes: Mapping[str, str], repo: str) -> Statuses:
     reported = {node: outcome for node, outcome in ordered if outcome not in NEUTRAL}
     log = "".join(f"{LOG_WORDS[outcome]} {node}\n" for node, outcome in reported.items())
     # Lists of other programs have names with blanks in full.
-    whole = {node: outcome for node, outcome in reported.items() if " " in node}
-    return whole | logs.to_outcomes(logs.log_parser(repo)(log))
+    full_names = {node: outcome for node, outcome in reported.items() if " " in node}
+    return full_names | logs.to_outcomes(logs.log_parser(repo)(log))
 
 
 def run_eval_script(row: Mapping[str, Any], runtime: TestRuntime, tree: Path) -> TestOutcomes:

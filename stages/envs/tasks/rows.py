@@ -216,8 +216,8 @@ def load(path: str) -> list[Row]:
             problems.append(f"{where}: {'; '.join(map(_problem, error.errors(include_url=False)))}")
             continue
         row["calls"] = [call | {name: json_text.exact(call[name]) for name in values.EXACT} for call in row["calls"]]
-        asked = {**row, "prompt": row["prompt"].split()}
-        content = store.digest({name: value for name, value in asked.items() if name not in UNASKED})
+        spaced = {**row, "prompt": row["prompt"].split()}
+        content = store.digest({name: value for name, value in spaced.items() if name not in UNASKED})
         row["id"] = row["id"] or f"task-{store.digest(row | UNLABELLED)[:12]}"
         row["folder"] = str(Path(path).expanduser().absolute().parent)
         # Under two ids one task would count twice, and could be trained on and evaluated.

@@ -58,8 +58,8 @@ def find_shown(results: Sequence[ExpectedResult], prompt: str, files: trees.Chan
     places: dict[ExpectedResult, str] = {}
     for result in filter(_needs_a_look, results):
         # The inputs of a call are its own: what it is given it may return.
-        others = (other for other in results if other.inputs != result.inputs)
-        holding = [other.test for other in others if any(_contains(given, result.value) for given in other.inputs)]
+        others = (test for test in results if test.inputs != result.inputs)
+        holding = [test.test for test in others if any(_contains(value, result.value) for value in test.inputs)]
         holding += [where for where, text in texts.items() if _is_told(text, result)]
         if holding:
             places[result] = holding[0]
@@ -68,8 +68,8 @@ def find_shown(results: Sequence[ExpectedResult], prompt: str, files: trees.Chan
 
 def describe_shown(places: Mapping[ExpectedResult, str]) -> str:
     """Return in words what shows which results; "" for none."""
-    shown = dict.fromkeys((result.test, where) for result, where in places.items())
-    return Sentence("envs.tasks.results-shown", shown=[*shown]) if shown else ""
+    copies = dict.fromkeys((result.test, where) for result, where in places.items())
+    return Sentence("envs.tasks.results-shown", shown=[*copies]) if copies else ""
 
 
 def decide_nothing(results: Sequence[ExpectedResult], places: Mapping[ExpectedResult, str]) -> bool:

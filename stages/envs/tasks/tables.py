@@ -54,7 +54,7 @@ def _refuse_ambiguous(row: Row, name: str, value: Any) -> None:
         ]
     elif name == "calls" and isinstance(value, list):
         parts = ((part, call.get(part)) for call in value if isinstance(call, dict) for part in VALUES)
-        nulls = [f"{part}.{path}" for part, held in parts for path in _nulls(held)]
+        nulls = [f"{part}.{path}" for part, part_value in parts for path in _nulls(part_value)]
     if nulls:
         raise BadInput("envs.tasks.null-in-table", column=name, path=nulls[0])
 

@@ -85,8 +85,8 @@ def encoded(value: Any) -> str:
     for base in BASES:
         if isinstance(value, base):
             fields = getattr(kind, "_fields", None) if base is tuple else None
-            known = name if name in SUBCLASSES and _is_known(name, kind) else kind.__name__
-            return f'["u",{encoded(known)},{_encoded_base(base, value)},{encoded(fields)}]'
+            type_name = name if name in SUBCLASSES and _is_known(name, kind) else kind.__name__
+            return f'["u",{encoded(type_name)},{_encoded_base(base, value)},{encoded(fields)}]'
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return encoded(value.item())
     is_iterator = hasattr(kind, "__next__") and kind.__module__ != "_io"
@@ -174,14 +174,14 @@ def _decoded_dict(nodes: list[Any], read: Callable[[Any], Any]) -> dict[Any, Any
 def _made(nodes: list[Any], read: Callable[[Any], Any]) -> Any:
     """Make a value of the standard library, of parts whose types cannot stand for more than was sent."""
     name, fields = read(nodes[0]), read(nodes[1])
-    wanted = PARTS.get(name, (int,))
-    if name not in FIELDS or any(type(part) not in wanted for part in fields):
+    part_types = PARTS.get(name, (int,))
+    if name not in FIELDS or any(type(part) not in part_types for part in fields):
         raise ValueError(f"{name!r} is not made of these")
     module, _, attribute = name.rpartition(".")
-    made = getattr(__import__(module), attribute)(*fields)
-    if name == "decimal.Decimal" and made.is_finite() and abs(made.adjusted()) > LARGEST_EXPONENT:
+    value = getattr(__import__(module), attribute)(*fields)
+    if name == "decimal.Decimal" and value.is_finite() and abs(value.adjusted()) > LARGEST_EXPONENT:
         raise ValueError("an integer of it would fill the memory")
-    return made
+    return value
 
 
 PARTS: Mapping[str, tuple[type, ...]] = {
@@ -198,7 +198,7 @@ def _subclass(nodes: list[Any], read: Callable[[Any], Any]) -> Any:
     """Make a value of a subclass: of the standard library's, or a named tuple; of any other the value of its base."""
     name, value, fields = map(read, nodes)
     if fields is not None and type(value) is tuple:
-        properties = {key: _item(place) for place, key in enumerate(fields)}
+        properties = {key: _item(position) for position, key in enumerate(fields)}
         return type(name, (tuple,), {"_fields": tuple(fields), **properties})(value)
     if name not in SUBCLASSES or type(value) is not dict:
         return value
@@ -209,8 +209,8 @@ def _subclass(nodes: list[Any], read: Callable[[Any], Any]) -> Any:
     return getattr(collections, name.rpartition(".")[2])(value)
 
 
-def _item(place: int) -> property:
-    return property(lambda row: row[place])
+def _item(position: int) -> property:
+    return property(lambda row: row[position])
 
 
 def _view(nodes: list[Any], read: Callable[[Any], Any]) -> Any:

@@ -113,26 +113,26 @@ def _become(argument: Any, changed: Any) -> None:
 
 def _exception(classes: list[str]) -> BaseException:
     name, base = classes[0], next(getattr(builtins, name) for name in classes if hasattr(builtins, name))
-    made = base if name == base.__name__ else type(name.rpartition(".")[2], (base,), {})
+    exception = base if name == base.__name__ else type(name.rpartition(".")[2], (base,), {})
     # Not called: some have arguments that must be given. A group cannot be made without.
-    return made.__new__(made, *(("", [Exception()]) if issubclass(base, BaseExceptionGroup) else ()))
+    return exception.__new__(exception, *(("", [Exception()]) if issubclass(base, BaseExceptionGroup) else ()))
 
 
 def play(
-    before: str, parts: list[tuple[CodeType, list[tuple[Any, ...]]]], function: str, given: Any
+    before: str, parts: list[tuple[CodeType, list[tuple[Any, ...]]]], function: str, variables: Any
 ) -> list[tuple[str, list[str] | None, list[tuple[bool, str, list[int]]]]]:
     """Play tests with the results of each; return of each the problem, the calls, and the outcomes.
 
-    before: code in front of all of them. given: further variables, an encoded dict. The problem is "argument", of a
+    before: code in front of all of them. variables: further ones, an encoded dict. The problem is "argument", of a
     type that is not built in, "loops", without end, or empty; the calls are encoded, None where all were known. The
     outcomes: whether a statement held, its text, and the numbers of its calls.
     """
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     warnings.simplefilter("ignore")
-    played = []
+    outcomes = []
     for part, results in parts:
         state = Play(results)
-        names: dict[str, Any] = {"__name__": "test", "_play": state, **decoded(given)}
+        names: dict[str, Any] = {"__name__": "test", "_play": state, **decoded(variables)}
         try:
             exec(before, names)  # noqa: S102 (inside the sandbox)
             names |= {function: state.call, "__name__": "__main__"}
@@ -144,5 +144,5 @@ def play(
             pass
         except BaseException as error:  # of the test itself, between its statements
             state.outcomes.append((False, f"{type(error).__name__}: {error}"[:200], []))
-        played.append((state.problem, state.calls if state.unknown else None, state.outcomes))
-    return played
+        outcomes.append((state.problem, state.calls if state.unknown else None, state.outcomes))
+    return outcomes

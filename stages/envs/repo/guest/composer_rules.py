@@ -163,10 +163,10 @@ def _test_sections(path: str, data: bytes | None) -> Any:
             return {name: tool[name] for name in sorted(tool) if re.search("test|cov|tox", name)}
         except (ImportError, ValueError, TypeError, AttributeError, RecursionError):
             return None
-    kept, lines = False, []
+    inside, lines = False, []
     for line in text.splitlines():
-        kept = bool(re.search("test|cov|tox", line)) if line.startswith("[") else kept
-        lines += [line] if kept else []
+        inside = bool(re.search("test|cov|tox", line)) if line.startswith("[") else inside
+        lines += [line] if inside else []
     return lines
 
 

@@ -41,7 +41,7 @@ LONGEST_LOG = 16 << 20
 
 def entries(root: str) -> "dict[str, os.stat_result]":
     """Return the regular files, links and folders below a folder by their paths; no link is followed."""
-    found = {}
+    listed = {}
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in rules.CACHES | rules.HISTORY)
         for name in [*folders, *sorted(names)]:
@@ -49,8 +49,8 @@ def entries(root: str) -> "dict[str, os.stat_result]":
             is_source = stat.S_ISREG(status.st_mode) and not name.endswith(rules.COMPILED)
             is_link = stat.S_ISLNK(status.st_mode) and name not in rules.CACHES | rules.HISTORY
             if is_source or is_link or is_folder(status):
-                found[os.path.relpath(path, root)] = status
-    return found
+                listed[os.path.relpath(path, root)] = status
+    return listed
 
 
 def is_folder(status: os.stat_result) -> bool:
@@ -112,8 +112,8 @@ def rebuild(task: "dict[str, Any]", agent_tree: str, tree: str, here: str = HERE
     """
     size, existing, dropped = 0, set(task["existing"]), []
     originals, hidden = os.path.join(here, "originals"), os.path.join(here, "hidden")
-    ours = paths_of_files(originals)
-    occupied = {folder for path in ours for folder in above(path)}
+    original_paths = paths_of_files(originals)
+    occupied = {folder for path in original_paths for folder in above(path)}
     agents = entries(agent_tree)
     full = {folder for path in agents for folder in above(path)}
 
@@ -142,7 +142,7 @@ def rebuild(task: "dict[str, Any]", agent_tree: str, tree: str, here: str = HERE
             if size > MOST_BYTES:
                 return []  # an incomplete tree: the tests fail
             copy(agent_tree, tree, path)
-    for path in ours:
+    for path in original_paths:
         if not os.path.lexists(os.path.join(tree, path)) and is_dropped(path, is_link=False):
             copy(originals, tree, path)
     for path in paths_of_files(hidden):
