@@ -126,7 +126,7 @@ def normalise_calls(form: str, text: str) -> str:
 
 
 def qwen3(text: str) -> MessageParts:
-    """Read `<tool_call>`, a JSON object of name and arguments, `</tool_call>`; as often as there are calls."""
+    """Read a JSON object of name and arguments in a tag `<tool_call>`, as often as there are calls."""
     content, mark, body = text.partition("<tool_call>")
     blocks = [block.partition("</tool_call>")[0] for block in body.split("<tool_call>")] if mark else []
     return MessageParts(content.strip("\n") if blocks else text, tuple(_call(block) for block in blocks))
