@@ -365,11 +365,13 @@ def _mixed_settings(logs: Sequence[MeasuredLog]) -> list[Sentence]:
     ]
 
 
-def _columns(rows: Sequence[Mapping[str, Any]], kind: str, of: pa.DataType | None = None) -> dict[str, pa.ChunkedArray]:
+def _columns(
+    rows: Sequence[Mapping[str, Any]], kind: str, dtype: pa.DataType | None = None
+) -> dict[str, pa.ChunkedArray]:
     """Return what is of one kind in all rows by its names, a column each; numbers where no other type is given."""
     values = [row.get(kind) or {} for row in rows]
     names = dict.fromkeys(name for row in values for name in row)
-    return {name: pa.array([row.get(name) for row in values], of or pa.float64()) for name in names}
+    return {name: pa.array([row.get(name) for row in values], dtype or pa.float64()) for name in names}
 
 
 @dataclass

@@ -67,10 +67,10 @@ def measure_family(
     """
     p_values = [joint_p_value(case.tests) for case in cases]
     able = able_cases(cases, rules, alpha)
-    tested, equal_level = [p_values[at] for at in able], alpha / max(len(able), 1)
+    tested, margin_alpha = [p_values[at] for at in able], equal_level(cases, rules, alpha)
     if equal_levels:
         adjusted = {at: min(1.0, p_values[at] * len(able)) for at in able}
-        levels = dict.fromkeys(able, equal_level)
+        levels = dict.fromkeys(able, margin_alpha)
     else:
         adjusted = dict(zip(able, holm(tested), strict=True))
         levels = {at: holm_level(tested, number, alpha) for number, at in enumerate(able)}
@@ -82,7 +82,7 @@ def measure_family(
             case.tests,
             min_gain=rules.min_share,
             alpha=level,
-            margin_alpha=equal_level,
+            margin_alpha=margin_alpha,
             p_value=p_values[at],
             fewest=rules.fewest_units(level),
             two_sided=True,
@@ -102,6 +102,11 @@ def able_cases(cases: Sequence[Case], rules: ComparisonRules, alpha: float) -> l
     return [at for at, case in enumerate(cases) if case.tests[0].num_flipped >= rules.fewest_units(alpha)]
 
 
+def equal_level(cases: Sequence[Case], rules: ComparisonRules, alpha: float) -> float:
+    """Return the level of each case by Bonferroni's correction."""
+    return alpha / max(len(able_cases(cases, rules, alpha)), 1)
+
+
 def measure_sides(pairs: Sequence[PairedSides], rules: ComparisonRules, alpha: float = ALPHA) -> list[Difference]:
     """Return the difference of each pair of sides, with what is missing of either and what that decides."""
     tests = [
@@ -113,7 +118,7 @@ def measure_sides(pairs: Sequence[PairedSides], rules: ComparisonRules, alpha: f
         for pair, of_pair in zip(pairs, deciding, strict=True)
     ]
     measured, differences = measure_family(cases, rules, alpha, equal_levels=rules.not_worse is not None), []
-    equal_level = alpha / max(len(able_cases(cases, rules, alpha)), 1)
+    margin_alpha = equal_level(cases, rules, alpha)
     for pair, of_pair, case, difference in zip(pairs, tests, cases, measured, strict=True):
         level, decided_alike = difference.alpha, True
         if rules.not_worse and not difference.too_few:
@@ -125,7 +130,7 @@ def measure_sides(pairs: Sequence[PairedSides], rules: ComparisonRules, alpha: f
             difference = replace(difference, not_worse=True if above else False if below else None)
         if not difference.too_few:
             decisions = {
-                decide_difference([test], rules.min_share, level, margin_alpha=equal_level, two_sided=True)
+                decide_difference([test], rules.min_share, level, margin_alpha=margin_alpha, two_sided=True)
                 for test in of_pair
             }
             decided_alike = decisions == {difference.decision}

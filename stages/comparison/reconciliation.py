@@ -172,9 +172,10 @@ def explain_group(log: ReadLog, reported: Reported, numbers: Sequence[int]) -> R
     numbers: of the logs of its tasks. Nothing can be said where some of them are not here.
     """
     logs, rows = [log.logs[at] for at in numbers], [rows_of(log, [at]) for at in numbers]
-    values = [each.number(each.counted, of.kind(reported.score).aggregate) for of, each in zip(logs, rows, strict=True)]
+    aggregates = [each.kind(reported.score).aggregate for each in logs]
+    values = [each.number(each.counted, aggregate) for each, aggregate in zip(rows, aggregates, strict=True)]
     sizes = [int((~np.isnan(each.counted)).sum()) for each in rows]
-    absent = len({*reported.tasks} - {of.task for of in logs})
+    absent = len({*reported.tasks} - {each.task for each in logs})
     means = [float(np.average(values, weights=weights)) for weights in (sizes, None)] if all(sizes) else [float("nan")]
     computed = next((mean for mean in means if same(reported.value, mean, Aggregate.OTHER)), means[0])
     agrees = same(reported.value, computed, Aggregate.OTHER)

@@ -37,8 +37,8 @@ def read_sides(paths: Sequence[str], columns: Columns = EVERY_COLUMN) -> list[Re
     # What tells the tasks of one table apart is a part of their ids in all of them.
     outer = tuple(dict.fromkeys(name for log in logs for name in log.id_columns[:-1]))
     stated = [log.settings if log.id_columns else {} for log in logs]
-    stated_by_all = (name for name in BENCHMARKS if name not in outer and all(name in of for of in stated))
-    outer += tuple(name for name in stated_by_all if len({of[name] for of in stated}) > 1)
+    stated_by_all = (name for name in BENCHMARKS if name not in outer and all(name in each for each in stated))
+    outer += tuple(name for name in stated_by_all if len({each[name] for each in stated}) > 1)
     if not columns.ids:
         together = replace(columns, outer=outer)
         logs = [

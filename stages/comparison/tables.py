@@ -633,10 +633,11 @@ def _counts(table: pa.Table, scores: dict[str, pa.ChunkedArray], is_csv: bool) -
     for name in sorted(COUNTED & scores.keys()):
         for total in (each for each in NAMES["totals"] if each in table.column_names):
             with suppress(pa.ArrowException):
-                of = _numbers(table[total], is_csv)
-                is_one = pc.and_(pc.less_equal(scores[name], of), pc.equal(scores[name], pc.floor(scores[name])))
-                if (pc.max(scores[name]).as_py() or 0) > 1 and pc.all(is_one).as_py():
-                    scores[name], counts[name] = pc.if_else(pc.greater(of, 0), pc.divide(scores[name], of), None), total
+                values, totals = scores[name], _numbers(table[total], is_csv)
+                is_count = pc.and_(pc.less_equal(values, totals), pc.equal(values, pc.floor(values)))
+                if (pc.max(values).as_py() or 0) > 1 and pc.all(is_count).as_py():
+                    scores[name] = pc.if_else(pc.greater(totals, 0), pc.divide(values, totals), None)
+                    counts[name] = total
                     break
     return counts
 

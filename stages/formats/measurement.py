@@ -201,7 +201,7 @@ def alone(log: MeasuredLog, scores: Mapping[str, float | None], chosen: str = ""
 
 
 def unread(values: Mapping[str, Any]) -> str:
-    """Return that a value which is there is no number, for a sample without any score; empty where none is there."""
+    """Return why a sample has no score: a recorded value that is no number; empty where none is recorded."""
     name, value = next(((name, value) for name, value in values.items() if value is not None), ("", None))
     text = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else repr(value)
     return shortened(f"{name} is {text}", LONGEST_REASON // 3) if name else ""

@@ -53,10 +53,14 @@ def _input_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
         yield UsageError("training.reference-of-adapter", model=config.policy.model)
 
 
+def mean_of_a_pass(trl: Mapping[str, Any]) -> str | None:
+    """Return the first field of `PER_PASS` that is set; None for none."""
+    return next((name for name in PER_PASS if trl.get(name)), None)
+
+
 def of_a_pass(trl: Mapping[str, Any]) -> str | None:
     """Return which field of TRL's acts on the tokens of each pass alone, and so by how a micro-batch is cut."""
-    named = [name for name in PER_PASS if trl.get(name)]
-    return next(iter(named), "top_entropy_quantile" if trl.get("top_entropy_quantile", 1.0) != 1.0 else None)
+    return mean_of_a_pass(trl) or ("top_entropy_quantile" if trl.get("top_entropy_quantile", 1.0) != 1.0 else None)
 
 
 def _process_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
@@ -73,8 +77,8 @@ def _process_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
         yield UsageError("training.replica-of-processes", count=count)
     if size.loss_type == "bnpo":
         yield UsageError("training.bnpo-of-processes", count=count)
-    if per_pass := [name for name in PER_PASS if trl.get(name)]:
-        yield UsageError("training.mean-per-pass", field=per_pass[0], count=count)
+    if field := mean_of_a_pass(trl):
+        yield UsageError("training.mean-per-pass", field=field, count=count)
     if size.prompts_per_step % count:
         yield UsageError("training.prompts-not-shared", prompts_per_step=size.prompts_per_step, count=count)
 

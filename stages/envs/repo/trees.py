@@ -172,7 +172,7 @@ def patch(before: Path, changed: Changes) -> str:
             {name: {path: side[path] for path in side if (path in binary) == apart} for name, side in sides.items()},
             is_binary=apart,
         )
-        for apart in sorted({False, bool(binary)})
+        for apart in ((False, True) if binary else (False,))
     )
 
 
