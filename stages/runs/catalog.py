@@ -160,11 +160,11 @@ def choose(
 def _each_seed(root: Path, text: str, stage: Stage[Any], notify: Callable[[str], None]) -> list[Run]:
     """Return the run that a user's words mean; for "train", all that differ in the seed where `seeds` began the latest.
 
-    A stage that takes one checkpoint reads the latest. `BadInput` where fewer are complete than were begun.
+    A stage that takes one checkpoint reads the latest. `BadInput` where fewer are complete than were asked for last.
     """
     run = Run(find(root, text))
-    count = run.manifest.config.get("seeds", 1) if text == TRAINING else 1
-    if count == 1 or not any(slot.many and slot.kind is CHECKPOINT for slot in stage.inputs.values()):
+    several = any(slot.many and slot.kind is CHECKPOINT for slot in stage.inputs.values())
+    if text != TRAINING or not several or _seeds(run) == 1:
         return [run]
 
     def work(record: Manifest) -> Any:
@@ -177,12 +177,18 @@ def _each_seed(root: Path, text: str, stage: Stage[Any], notify: Callable[[str],
             record = None if path.parent.is_symlink() else read_manifest(path.parent)
             if record and record.status == "complete" and work(record) == work(run.manifest):
                 together[record.fingerprint] = Run(path.parent)
-    if len(together) < count:
+    # A later call for fewer seeds has told its own so, and not the rest; those of one seed were begun alone.
+    if len(together) < (count := min(filter(lambda seeds: seeds > 1, map(_seeds, together.values())))):
         raise BadInput("runs.seeds-incomplete", stage=stage.name, complete=len(together), asked=count, path=run.path)
     chosen = sorted(together.values(), key=lambda each: each.manifest.config["seed"])
     seeds = [each.manifest.config["seed"] for each in chosen]
     notify(Sentence("runs.seeds-chosen", stage=stage.name, seeds=seeds, path=run.path))
     return chosen
+
+
+def _seeds(run: Run) -> int:
+    """Return how many trainings were last asked for together with this one."""
+    return int(run.manifest.config.get("seeds", 1))
 
 
 def assign_inputs(stage: Stage[Any], runs: Sequence[Run]) -> Inputs:

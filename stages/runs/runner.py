@@ -176,9 +176,15 @@ def execute(
 
 
 def judge_again(stage: str, config: StageConfig, done: Result) -> Result:
-    """Return a complete run with the verdict by the limits of these settings, which is written where it changed."""
+    """Return a complete run with the verdict by the limits of these settings, which is written where it changed.
+
+    So are the seeds that were asked for together.
+    """
     loaded = load_stage(stage)
     record = read_manifest(done.path)
+    if (together := _seeds_together(config, record)) != record.config:
+        record.config = together
+        write_manifest(done.path, record)
     if loaded.judge is None or "judgement" not in record.summary:
         return done
     before, now = record.outcome, loaded.judge(done.path, record.summary, config)
@@ -195,6 +201,12 @@ def judge_again(stage: str, config: StageConfig, done: Result) -> Result:
     record.files[REPORT] = SealedFile(bytes=size, sha256=digest)
     write_manifest(done.path, record)
     return replace(done, reason=Sentence("runs.judged-again", reason=done.reason))
+
+
+def _seeds_together(config: StageConfig, record: Manifest) -> dict[str, Any]:
+    """Return the settings of a run that was begun before, with the seeds that a later call asked for with its own."""
+    seeds = len(config.each_seed())
+    return {**record.config, "seeds": seeds} if seeds > 1 else record.config
 
 
 def _report_lines(run: Run, judgement: str) -> Mapping[str, Sequence[str]]:
@@ -510,6 +522,7 @@ def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Input
         _require_whole_ledger(folder, previous)
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
+    record.config = _seeds_together(config, record)
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
     record.packages, record.code = program_versions()
     record.device, record.files = device, {}

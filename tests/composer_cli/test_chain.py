@@ -84,12 +84,10 @@ def test_trainings_of_several_seeds_are_evaluated_together(tmp_path: Path) -> No
     size = {"steps": 1, "prompts_per_step": 1, "generations": 2, "threads": 1}
     settings: dict[str, Any] = {"policy": {"model": "kata:student", "max_tokens": 4}, "env": "kata", "tasks": 4}
     settings |= {"max_steps": 1, "optimisation": size, "seed": 5, "artifacts": tmp_path, "quiet": True}
-    trained: Any = composer_python.train(seeds=2, **settings)
-    assert [(name, run.manifest.config["seed"]) for name, run in trained.items()] == [("train-5", 5), ("train-6", 6)]
-    again: Any = composer_python.train(seeds=2, **settings)
-    assert [run.path for run in again.values()] == [run.path for run in trained.values()]
-    planned = composer_python.train.plan(seeds=2, **settings)
-    assert (planned.units, planned.max_completion_tokens) == (2, 2 * 2 * 4)
+    begun: Any = composer_python.train(seeds=3, **settings)
+    assert [(name, run.manifest.config["seed"]) for name, run in begun.items()] == [
+        (f"train-{seed}", seed) for seed in (5, 6, 7)
+    ]
 
     def read(stage: str, *names: str) -> set[str]:
         notes = list[str]()
@@ -98,12 +96,16 @@ def test_trainings_of_several_seeds_are_evaluated_together(tmp_path: Path) -> No
         assert len(notes) == (len(read) > 1)
         return read
 
-    folders = {run.path.name for run in trained.values()}
-    latest = (tmp_path / "train" / "latest").resolve().name
-    assert read("evaluate", "train") == folders and read("export", "train") == {latest}
-    assert read("evaluate", f"train/{latest}") == {latest}, "a name means this run"
-    shutil.rmtree(next(run.path for run in trained.values() if run.path.name != latest))
-    refused(lambda: read("evaluate", "train"), BadInput, code="runs.seeds-incomplete", complete=1, asked=2)
+    shutil.rmtree(begun["train-7"].path)
+    refused(lambda: read("evaluate", "train"), BadInput, code="runs.seeds-incomplete", complete=2, asked=3)
+    asked: Any = composer_python.train(seeds=2, **settings)
+    assert [run.path for run in asked.values()] == [begun[name].path for name in ("train-5", "train-6")], "up to date"
+    planned = composer_python.train.plan(seeds=2, **settings)
+    assert (planned.units, planned.max_completion_tokens) == (2, 2 * 2 * 4)
+    folders = {run.path.name for run in asked.values()}
+    latest = catalog.latest(tmp_path, "train")
+    assert latest and read("evaluate", "train") == folders and read("export", "train") == {latest.name}
+    assert read("evaluate", f"train/{latest.name}") == {latest.name}, "a name means this run"
 
 
 def test_a_chain_runs_in_order_and_is_then_up_to_date_but_for_a_deleted_run(composer, write, tmp_path):
