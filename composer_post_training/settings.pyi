@@ -355,7 +355,7 @@ class HintsSettings(TypedDict, total=False):
     alpha: float
     """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
     top_k: int | None
-    """Support of the divergence: the student's k most likely tokens; None for the whole vocabulary."""
+    """Support of the divergence: the student's k most likely tokens; 0 for the whole vocabulary."""
     tail: bool
     """Whether the mass outside the top k is one more entry; otherwise it is divided out."""
     teacher: Literal['current', 'ema', 'trust-region']

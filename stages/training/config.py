@@ -57,8 +57,8 @@ class Hints(Settings):
     """Least reward of a rollout that counts as successful, for source = "rollout"; SDPO's own is 0.5."""
     alpha: float = Field(default=0.5, ge=0, le=1)
     """0 forward KL, 1 reverse KL, between them the generalised Jensen-Shannon divergence."""
-    top_k: int | None = 100
-    """Support of the divergence: the student's k most likely tokens; None for the whole vocabulary."""
+    top_k: int | None = Field(default=100, ge=0)
+    """Support of the divergence: the student's k most likely tokens; 0 for the whole vocabulary."""
     tail: bool = True
     """Whether the mass outside the top k is one more entry; otherwise it is divided out."""
     teacher: Literal["current", "ema", "trust-region"] = "current"

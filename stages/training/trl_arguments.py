@@ -44,8 +44,11 @@ def _built(values: Mapping[str, Any]) -> GRPOConfig:
     kwargs: Any = config.lr_scheduler_kwargs
     warmup = config.get_warmup_steps(config.max_steps)
     get_scheduler(config.lr_scheduler_type, optimiser, warmup, config.max_steps, kwargs)
+    made: Any = None
     with suppress(ValueError):  # of optimisers that are made for a model, which is not loaded yet
-        Trainer.get_optimizer_cls_and_kwargs(config)
+        made = Trainer.get_optimizer_cls_and_kwargs(config)
+    if made and made[0].__module__.startswith("torch."):
+        made[0]([torch.zeros(1)], weight_decay=config.weight_decay, **made[1])
     return config
 
 
@@ -84,6 +87,10 @@ def checked_config(defaults: Mapping[str, Any], user_fields: Mapping[str, Any]) 
         except ValidationError as error:
             reason = refusal(error.errors(include_url=False)[0])
             raise UsageError("training.trl-field-type", key=key, field_value=user_fields[key], reason=reason) from None
+    for key, (least, most) in TRL_FIELDS["bounds"].items():
+        number = getattr(config, key)
+        if key in user_fields and isinstance(number, (int, float)) and not least <= number <= most:
+            raise UsageError("training.trl-field-outside", key=key, number=number, least=least, most=most)
     for key, words in CHOICES.items():
         if getattr(config, key) not in words:
             name = OURS.get(key, f"trl.{key}")
@@ -134,8 +141,6 @@ def trl_config(
         **ours,
     }
     config = checked_config(defaults, more or {})
-    if config.num_iterations < 1:
-        raise UsageError("training.num-iterations-too-low", num_iterations=config.num_iterations)
     # A training that is resumed begins with new rollouts, so checkpoints come where the next step plays anyway.
     config.save_steps = -(-settings.save_every // config.num_iterations) * config.num_iterations
     return config

@@ -103,6 +103,8 @@ def test_an_environment_from_outside_is_loaded_counts_with_its_file_and_keeps_it
     [
         ("kat", {}, r"There is no environment 'kat'\. Did you mean 'kata'\? There is .*kata"),
         ("kata", {"max_char": 3}, "Did you mean 'max_chars'"),
+        ("kata", {"max_chars": 0}, "from 2 on"),
+        ("tasks", {"eval_share": "0.1"}, "Take a number"),
         ("nowhere.at.all:Env", {}, "could not be imported"),
         ("composer_stages.envs.kata.env:Missing", {}, "could not be imported"),
         ("os:system", {"command": "touch /tmp/never"}, "standard library"),

@@ -17,7 +17,7 @@ from composer_stages.runs import runner
 from composer_stages.runs.run import Inputs, Run
 from composer_stages.stopping import Interrupted
 from composer_stages.training import trl_arguments
-from composer_stages.training.config import FIXED, OURS, Optimisation
+from composer_stages.training.config import FIXED, OURS, TRL_FIELDS, Optimisation
 from composer_stages.training.trl_arguments import trl_config
 
 
@@ -70,9 +70,11 @@ def test_trl_fields_of_settings_are_refused_by_name(settings: dict[str, Any], se
             "trl-refuses",
             {"refused": "trl.lr_scheduler_type = 'cosin'"},
         ),
-        ({"weight_decay": "much"}, "trl-field-type", {"key": "weight_decay", "field_value": "much"}),
+        ({"epsilon": "much"}, "trl-field-type", {"key": "epsilon", "field_value": "much"}),
         ({"num_iterations": 1.5}, "trl-field-type", {"key": "num_iterations", "field_value": 1.5}),
-        ({"num_iterations": 0}, "num-iterations-too-low", {"num_iterations": 0}),
+        ({"num_iterations": 0}, "trl-field-outside", {"key": "num_iterations", "number": 0, "least": 1}),
+        ({"pad_to_multiple_of": 0}, "trl-field-outside", {"key": "pad_to_multiple_of"}),
+        ({"adam_beta1": 1.0}, "trl-refuses", {"refused": "trl.adam_beta1 = 1.0"}),
         ({"scale_rewards": "grop"}, "trl-choice-unknown", {"name": "trl.scale_rewards", "choice": "grop"}),
         # What transformers would raise behind the loading of the model.
         (
@@ -106,7 +108,7 @@ def test_an_unknown_loss_type_is_refused_by_the_name_of_our_setting(tmp_path: Pa
 
 def test_the_lists_name_fields_of_this_trl() -> None:
     known = {field.name for field in fields(GRPOConfig)}
-    assert known >= OURS.keys() | FIXED | trl_arguments.CHOICES.keys()
+    assert known >= OURS.keys() | FIXED | trl_arguments.CHOICES.keys() | TRL_FIELDS["bounds"].keys()
 
 
 def test_trl_fields_set_by_composer_are_refused_or_defaults(tmp_path: Path) -> None:
