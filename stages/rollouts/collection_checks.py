@@ -256,7 +256,9 @@ def _chained(steps: list[Row], tools: list[Any]) -> bool:
 
     A request for a summary may follow the observation.
     """
-    if state_digests(steps, tools) != [row["state_sha256"] for row in steps]:
+    recorded = [row["state_sha256"] for row in steps]
+    # Without the tools: of runs before version 5 of `collect` and 9 of `import`.
+    if recorded != state_digests(steps, tools) and recorded != state_digests(steps):
         return False
     conversations = transcripts(steps)
     for row, before, after in zip(steps, conversations, conversations[1:], strict=False):

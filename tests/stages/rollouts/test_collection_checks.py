@@ -49,6 +49,12 @@ def test_a_broken_hash_chain_is_found(change: dict[str, Any], check: str) -> Non
     assert verdicts(rollout(**change), {})[check] == "FAIL"
 
 
+def test_states_of_older_runs_have_no_tools_in_their_digests() -> None:
+    declared = {"rollout_id": "r", "reward": 1.0, "tools_json": '[{"name": "bash"}]'}
+    found = {check.name: check.verdict for check in collection_checks.check([declared], rollout(), 1)}
+    assert found["state hash chain"] == "ok"
+
+
 @pytest.mark.parametrize(
     ("fact", "change", "checks"),
     [
