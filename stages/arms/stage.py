@@ -64,6 +64,8 @@ class Arm:
     trained: bool = False
     once: bool = False
     """Whether it plays a task once, however many samples are asked for: at temperature 0 it has one answer."""
+    revision: str | None = None
+    """Of a start on the hub, the commit that training started from."""
 
     def at(self, temperature: float) -> "Arm":
         """Return the same model at another temperature."""
@@ -98,7 +100,8 @@ def arms(inputs: Inputs, config: Config, to_train: Sequence[tuple[str, int]] = (
     if len(starts) > 1:
         raise BadInput("arms.several-starts", paths=[run.path for run in starts.values()])
     if infos and config.with_start:
-        played_arms.insert(0, Arm(START, 0, infos[0].start))
+        revision = trained[0].manifest.models.get("policy", {}).get("revision")
+        played_arms.insert(0, Arm(START, 0, infos[0].start, revision=revision))
     if not {config.baseline, config.treatment} <= (arm_names := {arm.name for arm in played_arms}):
         played_arms += [
             Arm(*key, PolicyConfig(), trained=key[0] != START) for key in to_train if key[0] not in arm_names
@@ -444,7 +447,10 @@ def _play(
     sampling = config.sampling()
     try:
         policy = serving.open(arm.policy)
-        out.model(f"{arm.name}/{arm.seed}", **policy.facts())
+        facts = policy.facts()
+        if arm.revision and (now := facts.get("revision", arm.revision)) != arm.revision:
+            raise BadInput("arms.start-changed", model=arm.policy.model, revision=arm.revision, now=now)
+        out.model(f"{arm.name}/{arm.seed}", **facts)
         play_missing(
             make,
             policy,

@@ -77,8 +77,17 @@ def describe_base(config: PolicyConfig, model: Any) -> AdapterBase:
         model=config.model,
         weights=weights_identity(config),
         dtype=str(model.dtype).removeprefix("torch."),
-        revision=getattr(model.config, "_commit_hash", None),
+        revision=commit_of(model),
     )
+
+
+def commit_of(model: Any) -> str | None:
+    """Return the commit of a model that is on the hub; None for any other."""
+    from transformers.utils.hub import extract_commit_hash
+
+    # Where the hub was not asked, the model was loaded from a folder of the cache, whose name is the commit.
+    file = f"{model.name_or_path}/{CONFIG}"
+    return getattr(model.config, "_commit_hash", None) or extract_commit_hash(file, None)
 
 
 def base_of(source: str | Path, config: PolicyConfig) -> tuple[PolicyConfig, str | None] | None:

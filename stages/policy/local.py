@@ -181,8 +181,10 @@ class LocalPolicy:
         return self.model_facts.count_tokens(turn)
 
     def facts(self) -> dict[str, Any]:
-        """Return model name, digests of tokenizer and chat template, and the number of parameters."""
-        return self.model_facts.manifest() | {"parameters": sum(p.numel() for p in self.model.parameters())}
+        """Return model name, commit on the hub, digests of tokenizer and chat template, and number of parameters."""
+        commit = adapters.commit_of(self.model)
+        facts = self.model_facts.manifest() | {"parameters": sum(p.numel() for p in self.model.parameters())}
+        return {**facts, "revision": commit} if commit else facts
 
 
 def load_model(

@@ -405,7 +405,9 @@ Listener = Callable[[str, int, int], None]
 
 
 DRAWN = "drawn"
-"""The folder in `scratch` of the digest of a run's tasks."""
+"""The folder in `scratch` of what later attempts must find alike: a digest of the tasks, versions of the models."""
+OF_VERSION = ("revision", "tokenizer_sha256", "chat_template_sha256")
+"""Facts about a model that differ where it is another version."""
 ANSWERS = "answers"
 """The folder in `scratch` of a run's own answers."""
 
@@ -604,8 +606,20 @@ class RunWriter:
         outcome.summary.update(summary)
 
     def model(self, role: str, **facts: Any) -> None:
-        """Record a model of the run: its name, digests of weights, tokenizer and chat template."""
+        """Record a model of the run: its name, commit, digests of tokenizer and chat template.
+
+        `BadInput` where an earlier attempt had the model in another version, as a hub's name does not fix one.
+        """
         self.manifest.models[role] = facts
+        version = {name: facts[name] for name in OF_VERSION if name in facts}
+        record = self.scratch(DRAWN) / f"model-{store.digest(role)[:16]}.json"
+        before = store.read_json(record) if record.is_file() else {}
+        if changed := [
+            name for name in OF_VERSION if name in before and before[name] != version.get(name, before[name])
+        ]:
+            raise BadInput("runs.model-changed", model=facts.get("model", role), changed=changed)
+        if version.keys() - before.keys():
+            store.write_json(record, {**version, **before})
 
     def progress(self, noun: str, done: int, total: int) -> None:
         """Report progress to the listener; may be called often."""

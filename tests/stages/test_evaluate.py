@@ -1,14 +1,18 @@
 """evaluate: trainings, models behind a server as arms; planned looks; what is not compared."""
 
 from dataclasses import replace
+from functools import partial
 
 import orjson
 import pytest
+from huggingface_hub import constants
 from support.broken_models import broken
 from support.environments import GuessEnv
+from support.models import on_hub
+from support.refusals import refused
 from support.runs import eval_item, written
 from support.server import Reply, answer, serving
-from support.trainings import ENV, metrics_of, trained
+from support.trainings import ENV, LORA, metrics_of, trained
 from transformers import AutoModelForCausalLM
 
 from composer_stages import envs, evaluate
@@ -22,7 +26,7 @@ from composer_stages.evaluation.verdict import EXIT_CODES
 from composer_stages.evaluation.words import SENTENCES
 from composer_stages.policy.adapters import CheckpointInfo
 from composer_stages.policy.base import PolicyConfig
-from composer_stages.runs import runner
+from composer_stages.runs import runner, store
 from composer_stages.runs.catalog import folders, name
 from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM
 from composer_stages.runs.run import Inputs, Run
@@ -240,6 +244,20 @@ def test_arms_train_and_are_judged(tmp_path, artifacts, tiny, pairs):
     assert again.rollouts(again.design) == len(items), "of trainings, what they would play"
     assert pilot["rates"]["pass_rate"][1] == "pilot" and pilot["rates"]["seed_sd"][1] == "assumed"
     assert pilot["pilots"] == (f"evaluate/{run.path.name}",) and f"evaluate/{run.path.name}" in text
+
+
+def test_a_start_that_moved_on_on_the_hub_is_no_start(tmp_path, monkeypatch):
+    first, second = "a" * 40, "b" * 40
+    point = on_hub(tmp_path / "hub", [first, second])
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    point(first)
+    run = trained(tmp_path, "of/hub", optimisation={"steps": 1}, adapter=LORA)
+    assert store.read_json(run.folder(CHECKPOINT) / "composer_base.json")["revision"] == first
+    point(second)
+    config = HELD_OUT.model_copy(update={"baseline": "start", "treatment": "A", "control": None, "tasks": 1})
+    call = partial(runner.execute, "evaluate", {"arms": [run]}, config, root=tmp_path)
+    refused(call, BadInput, code="arms.start-changed", revision=first, now=second)
 
 
 @pytest.mark.parametrize("what", ["one weight NaN", "weights that overflow"])

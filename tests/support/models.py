@@ -1,5 +1,6 @@
 """A tiny random Qwen3 with a byte-level tokenizer and a ChatML template, saved as an ordinary Hugging Face folder."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -74,3 +75,12 @@ def save_larger(folder: Path) -> Path:
     Qwen3ForCausalLM(shape).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def on_hub(cache: Path, commits: Sequence[str]) -> Callable[[str], object]:
+    """Keep versions of the hub's model `of/hub` in a cache; returns what makes a commit the newest."""
+    folder = cache / "models--of--hub"
+    for seed, commit in enumerate(commits):
+        save_tiny(folder / "snapshots" / commit, seed=seed)
+    (folder / "refs").mkdir()
+    return (folder / "refs" / "main").write_text

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -13,8 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 from filelock import FileLock
+from huggingface_hub import constants
 from support.limits import file_size_limit
-from support.models import save_tiny
+from support.models import on_hub, save_tiny
 from support.refusals import refused
 from support.runs import written
 
@@ -127,6 +129,28 @@ def test_a_changed_model_folder_is_another_run(tmp_path: Path) -> None:
     first = run(tmp_path / "artifacts", folder).path
     save_tiny(folder, seed=1)
     assert run(tmp_path / "artifacts", folder).path != first
+
+
+def test_a_hub_model_that_moved_on_does_not_finish_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = "a" * 40, "b" * 40
+    point = on_hub(tmp_path / "hub", [first, second])
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    def press(what: str, done: int, total: int) -> None:
+        if done == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    point(first)
+    root, asked = tmp_path / "artifacts", config(Path("of/hub")).model_dump()
+    asked["policy"]["lockstep"] = 1
+    call = partial(runner.execute, "collect", {}, collect.Config(**asked), root=root)
+    with pytest.raises(Interrupted):
+        call(listener=press)
+    point(second)
+    refused(lambda: call(resume=True), BadInput, code="runs.model-changed", model="of/hub", changed=["revision"])
+    point(first)
+    assert Run(call(resume=True).path).manifest.models["policy"]["revision"] == first
 
 
 def test_an_unfinished_run_names_the_ways_out(tmp_path: Path, tiny: Path) -> None:
