@@ -21,8 +21,8 @@ import numpy as np
 import orjson
 from datasets import Dataset
 from jaxtyping import Float
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl.data_utils import _tokenize, common_prefix_length, extract_prompt
+from transformers import ProcessorMixin, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl.data_utils import _tokenize, common_prefix_length, extract_prompt, prepare_multimodal_messages
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -49,6 +49,7 @@ from composer_stages.runs import catalog
 from composer_stages.runs.kinds import Row
 from composer_stages.runs.run import Run
 from composer_stages.runs.settings import build
+from composer_stages.thoughts import split_thoughts
 from composer_stages.training.channels import CHANNELS
 from composer_stages.training.channels.hints import HintedTurn, HintSource, SelfTeacher, spread, with_hint
 from composer_stages.training.channels.pairs import PairSource, TokenPair, fitted
@@ -277,7 +278,7 @@ def _with_prompt(number: int, row: Row) -> Row:
     is_text = isinstance(row["prompt"], str)
     for name in ("prompt", *SIDES):
         value = row[name]
-        messages = isinstance(value, list) and value and all(isinstance(m, Mapping) and "role" in m for m in value)
+        messages = isinstance(value, list) and value and all(map(_is_message, value))
         if not (isinstance(value, str) if is_text else messages or (name in SIDES and isinstance(value, str))):
             raise BadInput("python.pair-of-another-form", number=number, key=name, value=value, is_text=is_text)
     return row
@@ -313,8 +314,10 @@ def _unwritten(processing_class: Any, messages: list[Row], **rendering: Any) -> 
 
     Thoughts are looked for in the answer alone: of earlier ones many templates leave them out by design.
     """
+    in_parts = isinstance(processing_class, ProcessorMixin)  # as `_tokenize` gives them
     try:
-        text = processing_class.apply_chat_template(messages, tokenize=False, **rendering)
+        shown = prepare_multimodal_messages(messages) if in_parts else messages
+        text = processing_class.apply_chat_template(shown, tokenize=False, **rendering)
     except Exception as error:  # the template's author chooses what is raised
         return f"it fails ({type(error).__name__}: {error})"
     for tool in rendering["tools"] or ():
@@ -322,20 +325,41 @@ def _unwritten(processing_class: Any, messages: list[Row], **rendering: Any) -> 
         if name not in text:
             return f"the tool {name}"
     for message in messages:
-        content = message.get("content")
+        role, content = message["role"], message.get("content")
         parts = [] if isinstance(content, str) or content is None else content
         if any(part.get("type") != "text" or part["text"].strip() not in text for part in parts) or (
             parts and str(parts) in text
         ):
             return "content in parts"
-        for call in message.get("tool_calls") or ():
-            if call["function"]["name"] not in text:
-                return f"the call of {call['function']['name']}"
-    for name in THOUGHT_KEYS:
-        thought = messages[-1].get(name)
-        if isinstance(thought, str) and thought.strip() not in text:
+        said, thoughts = split_thoughts(content) if isinstance(content, str) and role == "assistant" else (content, [])
+        if isinstance(said, str) and not _is_in(said, text):
+            return f"what the {role} says"
+        if message is messages[-1] and not all(_is_in(thought, text) for thought in thoughts):
+            return "thoughts"
+        calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+        for call in [*calls, *filter(None, [message.get("function_call")])]:
+            if call["name"] not in text:
+                return f"the call of {call['name']}"
+            # Of a text a template may write the JSON, with quotes in quotes, and an object as Python shows it.
+            arguments, is_text = call.get("arguments"), isinstance(call.get("arguments"), str)
+            if arguments and (json.dumps(arguments, ensure_ascii=False) if is_text else str(arguments)) in text:
+                return f"the arguments of {call['name']}, as {'a text' if is_text else 'an object'}"
+    for name in (*THOUGHT_KEYS, "refusal"):
+        said = messages[-1].get(name)
+        if isinstance(said, str) and not _is_in(said, text):
             return name
     return ""
+
+
+def _is_in(part: str, text: str) -> bool:
+    """Return whether a rendered text has this part, as it is or as JSON, in which some templates write results."""
+    return part.strip() in text or json.dumps(part.strip(), ensure_ascii=False)[1:-1] in text
+
+
+def _is_message(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, Mapping) else 0
+    parts = content if isinstance(content, list) else [] if isinstance(content, str | None) else [None]
+    return isinstance(message, Mapping) and "role" in message and all(isinstance(part, Mapping) for part in parts)
 
 
 def _hinted(prompt: Any, hint: str) -> Any:

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer
 
 import composer_post_training as composer
-from composer_post_training.trl import SIDES, ProbeCallback, _hinted, preference_dataset, with_channels
+from composer_post_training.trl import SIDES, ProbeCallback, _hinted, _token_pair, preference_dataset, with_channels
 from composer_stages.backends.ranks import Ranks, join
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import load_tokenizer
@@ -381,6 +382,40 @@ def test_a_pair_that_the_template_does_not_write_is_refused(tmp_path: Path, name
         side="chosen",
         lost=lost,
     )
+
+
+OF_TWO_ROLES = """\
+{% for m in messages if m.role in ('user', 'assistant') %}{{ (m.content or '').split('</think>')[-1] }}
+{%- for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "chosen", "lost"),
+    [
+        ([{"role": "system", "content": "be brief"}], said("a"), "what the system says"),
+        ([*said("b"), {"role": "tool", "content": "f"}], said("a"), "what the tool says"),
+        ([], said("<think>why</think>a"), "thoughts"),
+        ([], called("a", "x"), "the arguments of ls, as an object"),
+        ([], [said("a")[0] | {"function_call": {"name": "pwd", "arguments": "{}"}}], "the call of pwd"),
+    ],
+)
+def test_a_template_of_two_roles_loses_nothing_in_silence(prompt: Any, chosen: Any, lost: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = OF_TWO_ROLES
+    made = partial(
+        _token_pair, tokenizer, 0, {"prompt": [*asked("c"), *prompt], "chosen": chosen, "rejected": said("d")}
+    )
+    refused(partial(made, tools=None), composer.BadInput, code="python.pair-not-written", side="chosen", lost=lost)
+
+
+def test_arguments_in_quotes_in_quotes_are_no_arguments() -> None:
+    tokenizer, call = tiny_tokenizer(), called("", "x")[0]
+    tokenizer.chat_template = OF_TWO_ROLES.replace("arguments }}", "arguments | tojson }}")
+    call["tool_calls"][0]["function"]["arguments"] = '{"dir": "x"}'
+    row = {"prompt": asked("a"), "chosen": [call], "rejected": said("b")}
+    lost = "the arguments of ls, as a text"
+    refused(lambda: _token_pair(tokenizer, 0, row, tools=None), composer.BadInput, lost=lost)
 
 
 def test_pairs_of_imported_rollouts_declare_their_tools(tmp_path: Path) -> None:
