@@ -26,6 +26,7 @@ from composer_stages.messages import (
     MessageParts,
     ToolCall,
     length_in_common,
+    opening_ids,
     read,
     render,
     turn_form,
@@ -139,9 +140,10 @@ def not_finite(model: Any) -> str | None:
 
 
 def require_embedded(config: PolicyConfig, tokenizer: Any, model: Any) -> None:
-    """Raise `BadInput` if ordinary tokens of the tokenizer have no row in the embedding of the model.
+    """Raise `BadInput` if tokens of the tokenizer have no row in the embedding of the model.
 
-    Special tokens may have none: those for pictures, in text models of a family that has them (Gemma 3, 1B).
+    Special tokens that the chat template does not write may have none: those for pictures, in text models of a family
+    that has them (Gemma 3, 1B).
     """
     rows, vocabulary = model.get_input_embeddings().weight.shape[0], tokenizer.get_vocab()
     if len(vocabulary) <= len(
@@ -150,6 +152,9 @@ def require_embedded(config: PolicyConfig, tokenizer: Any, model: Any) -> None:
         raise BadInput("policy.empty-tokenizer", model=config.model)
     beyond = {number: token for token, number in vocabulary.items() if number >= rows}
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if beyond.keys() & special:
+        roles = ("system", "user", "assistant", "user")
+        special -= {*opening_ids(tokenizer, [{"role": role, "content": USER} for role in roles], [PROBED_TOOL])}
     if ordinary := sorted(beyond.keys() - special):
         raise BadInput(
             "policy.tokens-without-embedding",

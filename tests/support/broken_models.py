@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,13 @@ def _embedding_of(rows: int) -> Edit:
     return all_of(tensors(edit), changed(CONFIG, vocab_size=rows))
 
 
-def _with_token(folder: Path) -> None:
-    """Add a token to the tokenizer without a row of the embedding."""
+def _with_token(folder: Path, special: bool = False) -> None:
+    """Add a token to the tokenizer without a row of the embedding; the template writes a special one."""
     held = json.loads((folder / TOKENIZER).read_text())
-    held["added_tokens"].append({**held["added_tokens"][-1], "id": 100_000, "content": "more", "special": False})
+    held["added_tokens"].append({**held["added_tokens"][-1], "id": 100_000, "content": "more", "special": special})
     (folder / TOKENIZER).write_text(json.dumps(held))
+    if special:
+        (folder / TEMPLATE).write_text("more" + (folder / TEMPLATE).read_text())
 
 
 def _adapter(edit: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
@@ -182,6 +185,7 @@ BROKEN: Mapping[str, Edit] = {
     "tokenizer a list": written(TOKENIZER, "[]"),
     "tokenizer settings cut": cut("tokenizer_config.json"),
     "token beyond the embedding": _with_token,
+    "special token beyond the embedding": partial(_with_token, special=True),
     # the chat template
     "template missing": without(TEMPLATE),
     "template empty": template(""),

@@ -31,6 +31,7 @@ NAMED = {
     "one weight infinite": f"1 of 1,024 in {QUERY}",
     "embedding too small": "with the id 20",
     "token beyond the embedding": "'more' with the id 260",
+    "special token beyond the embedding": "'more' with the id 260",
     "code of its own": "code of its own",
     "more layers": "model.layers.2.",
     "fewer layers": "model.layers.1.",
