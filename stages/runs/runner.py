@@ -523,6 +523,7 @@ def _begin(stage: str, config: StageConfig, resolved: ResolvedRun, inputs: Input
     store.sweep(folder)
     record = previous or _new_manifest(stage, config, resolved.identity, resolved.fingerprint, inputs)
     record.config = _seeds_together(config, record)
+    record.inputs = inputs.refs()  # as the folders may have been moved since
     record.status, record.reason, record.attempts = "running", "", record.attempts + 1
     record.packages, record.code = program_versions()
     record.device, record.files = device, {}

@@ -163,6 +163,21 @@ def test_an_unfinished_run_names_the_ways_out(tmp_path: Path, tiny: Path) -> Non
     assert run(tmp_path, tiny, resume=True).reason == "resumed"
 
 
+def test_a_run_is_resumed_where_its_artifacts_were_moved(tmp_path: Path, tiny: Path) -> None:
+    def curriculum(root: Path, **options: bool) -> Result:
+        given = Run(run(root, tiny).path)
+        chosen = load_stage("curriculum").config(min_rollouts=1)
+        return runner.execute("curriculum", {"tasks": given, "rollouts": given}, chosen, root=root, **options)
+
+    path = curriculum(tmp_path / "old").path
+    unfinished = read_manifest(path)
+    unfinished.status = "failed"
+    write_manifest(path, unfinished)
+    (tmp_path / "old").rename(tmp_path / "new")
+    inputs = Run(curriculum(tmp_path / "new", resume=True).path).manifest.inputs
+    assert {Path(ref.path).parents[1] for refs in inputs.values() for ref in refs} == {tmp_path / "new"}
+
+
 def test_half_written_files_of_a_killed_attempt_are_swept_away(tmp_path: Path, tiny: Path) -> None:
     """They stayed in the folder for good, beside the whole ones."""
     path = run(tmp_path, tiny).path
