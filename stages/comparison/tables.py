@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import inf
@@ -66,6 +66,11 @@ NO_ERROR: str = DATA["patterns"]["no_error"]
 TOTAL: str = DATA["patterns"]["total"]
 MEASURING = re.compile("|".join(DATA["patterns"]["measuring"]))
 """Settings by which two sides were asked or counted differently."""
+REPEATS, RUNS = (re.compile(DATA["patterns"][name], re.IGNORECASE | re.VERBOSE) for name in ("repeats", "runs"))
+"""Columns of repeats by their names, and those of runs, which are repeats where their values differ in a number."""
+NUMBERS = r"\s|[0-9a-f]{8,}|\d"
+FEWEST_TASKS, MOST_ALIKE = 5, 0.9
+"""From how many tasks on a column is no repeats' by chance, and the share of them that have as many rows of a value."""
 NULLS = pcsv.ConvertOptions().null_values
 WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 """Truth values in CSV, which has no types."""
@@ -86,12 +91,15 @@ class Columns:
     scores: tuple[str, ...] = ()
     outer: tuple[str, ...] = ()
     """Columns that tell equal ids of another side apart."""
+    every: bool = False
+    """Whether columns of which nothing is known are read."""
 
     def reads(self, name: str) -> bool:
         """Return whether a column of the file is read, by its name."""
         named = {*self.ids, *self.outer, *self.scores, self.unit} - {""}
         return (
-            name in KNOWN
+            self.every
+            or name in KNOWN
             or name in named
             or SHARED.fullmatch(name) is not None
             or any(path.startswith(f"{name}.") or name.startswith(f"{path}.") for path in named)
@@ -100,6 +108,8 @@ class Columns:
     def choose(self, path: str, names: Sequence[str]) -> list[str]:
         """Return the columns to read of a file; `BadInput` where it lacks an id or a score, or has one twice."""
         chosen = list(filter(self.reads, names))
+        if self.every:
+            return [name for name in chosen if names.count(name) == 1]
         if twice := next((name for name in chosen if names.count(name) > 1), None):
             raise BadInput("comparison.column-twice", path=path, column=twice)
         has_id, has_score = self.ids or {*NAMES["ids"]} & {*names}, self.scores or SCORE_ROOTS & {*names}
@@ -124,8 +134,8 @@ class ScoreTable:
     id_columns: of the task's id, which is that of the last one within the others. numbered: ids are numbers beside
     questions, which then tell what the tasks are. groups: columns whose values tasks may share. judges: who
     scored each row, null where that is not recorded. weights: columns of weights that differ. counts: scores that are
-    shares of a column by their names, which were numbers of successes. settings: what all rows say alike of how they
-    were measured.
+    shares of a column by their names, which were numbers of successes or points. settings: what all rows say alike of
+    how they were measured.
     """
 
     texts: Mapping[str, pa.ChunkedArray | pa.Array]
@@ -186,6 +196,9 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
             "comparison.rounded-id", path=path, column=id_columns[-1], id=tasks[rounded].as_py(), row=rounded + 1
         )
     model = first(NAMES["models"])
+    samples = _codes(model, tasks, *(() if metrics is None else (metrics,)))
+    if int(samples.max()) + 1 < len(table):
+        _require_repeats(path, source, columns, id_columns, samples)
     shared = [
         name
         for name in texts
@@ -600,6 +613,41 @@ def _require_one_question(path: str, id_columns: Sequence[str], cells: Mapping[s
         )
 
 
+def _require_repeats(path: str, source: Source, columns: Columns, id_columns: Sequence[str], tasks: Any) -> None:
+    """Raise `BadInput` where most tasks have a row of each value of a column of which nothing is known.
+
+    tasks: a number for each row. Repeats differ in numbers, in a column of such a name, and in how they went, which is
+    not the same for most tasks.
+    """
+    num_tasks = int(tasks.max()) + 1
+    table = _load(path, source, replace(columns, every=True)) if num_tasks >= FEWEST_TASKS else None
+    for name in table.column_names if table is not None else ():
+        if name in id_columns or name in columns.scores or name in KNOWN - {*NAMES["settings"], *NAMES["models"]}:
+            continue
+        try:
+            column = _unnested(table.select([name]), columns)[name]
+            texts = _text(column)
+        except pa.ArrowException:  # bytes
+            continue
+        values = pc.unique(texts)
+        bare = pc.unique(pc.replace_substring_regex(pc.fill_null(values, ""), NUMBERS, ""))
+        of_repeats = REPEATS.search(name) or (RUNS.search(name) and len(bare) == 1)
+        if of_repeats or (len(bare) == 1 and bare[0].as_py() == "" and name not in NAMES["settings"]):
+            continue
+        num = len(values)
+        pairs, counts = np.unique(tasks * num + _coded(texts), return_counts=True)
+        of_value, usual = pairs % num, np.zeros(num, dtype=np.int64)
+        np.maximum.at(usual, of_value, counts)
+        if (
+            len(pairs) >= 1.5 * num_tasks
+            and np.bincount(of_value, minlength=num).min() >= num_tasks / 2
+            and np.mean(counts == usual[of_value]) >= MOST_ALIKE
+        ):
+            raise BadInput(
+                "comparison.rows-of-what", path=path, ids=[*id_columns], column=name, values=values.to_pylist()
+            )
+
+
 # Scores.
 
 
@@ -628,14 +676,22 @@ def _scores(
 
 
 def _counts(table: pa.Table, scores: dict[str, pa.ChunkedArray], is_csv: bool) -> dict[str, str]:
-    """Make verdicts that are numbers of successes shares of how many there were; returns that column by their names."""
+    """Make numbers of successes or points shares of how many there may be; returns that column by their names."""
     counts = dict[str, str]()
-    for name in sorted(COUNTED & scores.keys()):
-        for total in (each for each in NAMES["totals"] if each in table.column_names):
+    for name in sorted({*NAMES["verdicts"]} & scores.keys()):
+        # A score beside a number of samples is their mean, and a verdict beside a highest score is true or false.
+        totals_of = NAMES["totals"] if name in COUNTED else [*NAMES["maxima"], NAMES["totals"][0]]
+        for total in (each for each in totals_of if each in table.column_names):
             with suppress(pa.ArrowException):
                 values, totals = scores[name], _numbers(table[total], is_csv)
-                is_count = pc.and_(pc.less_equal(values, totals), pc.equal(values, pc.floor(values)))
-                if (pc.max(values).as_py() or 0) > 1 and pc.all(is_count).as_py():
+                is_part = pc.all(pc.fill_null(pc.less_equal(values, totals), pc.is_null(values))).as_py()
+                is_whole = pc.all(pc.equal(values, pc.floor(values))).as_py()
+                highest, most = ((pc.max(numbers).as_py() or 0) for numbers in (values, totals))
+                # A fraction of at most 1 is a share already.
+                is_count = (
+                    most > 1 and (highest > 1 or is_whole) if total in NAMES["maxima"] else highest > 1 and is_whole
+                )
+                if is_part and is_count:
                     scores[name] = pc.if_else(pc.greater(totals, 0), pc.divide(values, totals), None)
                     counts[name] = total
                     break

@@ -328,6 +328,47 @@ def test_a_list_of_named_values_has_scores_by_their_names(tmp_path: Path) -> Non
     assert log.scores["scores.right.value"].to_pylist() == [at % 2 for at in range(20)]
 
 
+@pytest.mark.parametrize(
+    ("column", "values"), [("approach", ("plain", "retrieval")), ("run", ("base", "tuned")), ("temperature", (0, 1))]
+)
+def test_rows_that_differ_in_an_unknown_column_are_refused(tmp_path: Path, column: str, values: Sequence[Any]) -> None:
+    rows = [{"id": at, column: value, "score": at % 2} for at in range(9) for value in values]
+    shown = ("a.csv", column, *map(str, values), f"id,{column}")
+    refused(lambda: read(made(tmp_path / "a.csv", rows)), BadInput, *shown)
+    assert read(tmp_path / "a.csv", id=f"id,{column}").num_tasks == 18
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("run", "run{1}"),
+        ("seed_name", "seed {1:x}"),
+        ("finished_at", "2026-0{1}-01"),
+        ("answer_text", "{0}"),
+        ("grade", "g{2}"),
+        ("rank", "{1}"),
+    ],
+)
+def test_repeats_may_differ_in_numbers_of_runs_and_in_how_they_went(tmp_path: Path, column: str, value: str) -> None:
+    rows = [
+        {"id": at, column: value.format(at, repeat + 1, (at * repeat) % 3 > 1), "score": at % 2}
+        for at in range(9)
+        for repeat in range(3)
+    ]
+    assert read(made(tmp_path / "a.csv", rows)).num_tasks == 9
+
+
+@FORMATS
+def test_a_score_of_points_is_its_share_of_the_highest(tmp_path: Path, ending: str) -> None:
+    a, b = (
+        made(tmp_path / f"{n}.{ending}", [{"id": i, "score": i % 2, "max_score": n} for i in range(20)])
+        for n in (5, 10)
+    )
+    assert compared(a, b)[:2] == (20, -0.05)
+    shares = made(tmp_path / f"s.{ending}", [{"id": i, "score": i / 40, "max_score": 5} for i in range(20)])
+    assert read(shares).scores["score"].to_pylist()[10] == 0.25 and not read(shares).notes
+
+
 @FORMATS
 def test_numbers_of_successes_are_shares_of_what_is_beside_them(tmp_path: Path, ending: str) -> None:
     a, b = (
