@@ -621,7 +621,9 @@ def _require_repeats(path: str, source: Source, columns: Columns, id_columns: Se
     """
     num_tasks = int(tasks.max()) + 1
     table = _load(path, source, replace(columns, every=True)) if num_tasks >= FEWEST_TASKS else None
-    for name in table.column_names if table is not None else ():
+    if table is None:
+        return
+    for name in table.column_names:
         if name in id_columns or name in columns.scores or name in KNOWN - {*NAMES["settings"], *NAMES["models"]}:
             continue
         try:
