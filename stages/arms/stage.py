@@ -376,7 +376,11 @@ def worker_blocks(rollouts_of: Iterable[tuple[Arm, Sequence[LiveRollout]]]) -> l
 
 
 def passed_by(reward: float | None, hidden_pass: bool | None) -> bool | None:
-    """Return whether a rollout passed: its reward is full; on a scale above 1, by the hidden tests, None without."""
+    """Return whether a rollout passed: its reward is full; on a scale above 1, by the hidden tests, None without.
+
+    `evaluate` counts what training pays for. `Grade.passed`, by which pairs and `curriculum` go, asks the hidden tests
+    first: a full reward by a loophole is a pass here and none there.
+    """
     if reward is None or reward > FULL_REWARD:
         return None if reward is None else hidden_pass
     return reward >= 1

@@ -117,7 +117,10 @@ class Grade:
 
     @property
     def passed(self) -> bool | None:
-        """Return the verdict of the hidden tests, else whether the reward is full; None on a scale above 1."""
+        """Return the verdict of the hidden tests, else whether the reward is full; None on a scale above 1.
+
+        Pairs and `curriculum` ask whether the work is right; `evaluate` counts full rewards (`passed_by` of arms).
+        """
         if self.hidden_pass is not None:
             return self.hidden_pass
         return None if self.reward is None or self.reward > FULL_REWARD else self.reward >= 1

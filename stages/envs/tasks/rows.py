@@ -106,7 +106,7 @@ class ScriptRow(BaseModel):
     stdout: str | None = None
     """Line ends, blanks before them and empty lines at the end do not count; what goes to stderr is not compared."""
     files: dict[SafePath, str] = {}
-    """Path -> the text that the command leaves there."""
+    """Path -> the text that the command leaves there, read through links inside the folder."""
     numbers: Literal["close", "text"] = "close"
     """Whether numbers with a decimal point may differ by 1e-6, as judges take it, or are compared as text."""
     exit_code: int | Literal["any"] = 0

@@ -5,6 +5,7 @@ nothing else. What it returns, raises, prints or writes leaves the sandbox and i
 which is not sent into it. shown.py tells where a row shows it all the same.
 """
 
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from composer_stages.json_text import restored
 from composer_stages.layout import shortened
 from composer_stages.runs import store
 from composer_stages.sandbox import Answer, Call, judge
+from composer_stages.sandbox.bubblewrap import TESTBED
 from composer_stages.sandbox.equality import equal, equal_texts, formatted, is_raised
 from composer_stages.swebench.lists import Statuses
 from composer_stages.words import Sentence
@@ -32,6 +34,8 @@ EXACT = ("args", "kwargs", "returns")
 """Fields of a call that hold JSON of any kind; a row has them as `json_text.exact` returns them."""
 LONGEST = 200
 """Characters of a value in the log."""
+MOST_LINKS = 40
+"""Absolute links one behind the other; Linux follows as many."""
 _short = partial(shortened, most=LONGEST)
 
 
@@ -132,7 +136,7 @@ def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder
     with trees.scratch() as tree, _stdin(script["stdin"]) as stdin:
         folders.copy(folder, tree)
         # A file from before the script is not one that it wrote.
-        trees.apply(dict.fromkeys(script["files"]), tree)
+        trees.apply(dict.fromkeys([*script["files"], *(_follow(tree, path) for path in script["files"])]), tree)
         with runner.open_package_sandbox(kind, tree, limits, None, readonly=[stdin.parent]) as sandbox:
             result = sandbox.run(f"bash -c {shlex.quote(script['command'])} <{shlex.quote(str(stdin))} 2>/dev/null")
         if result.timed_out:
@@ -143,12 +147,22 @@ def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder
         if script["stdout"] is not None and not is_same(result.output, script["stdout"]):
             return f"it printed {_short(repr(result.output))}, not {_short(repr(script['stdout']))}"
         for path, text in script["files"].items():
-            file = trees.read(tree, path)
-            content = None if file is None else file.data.decode(errors="replace")
+            file = folders.read(tree, _follow(tree, path))
+            content = None if file is None else file[0].decode(errors="replace")
             if content is None or not is_same(content, text):
                 written = "no such file" if content is None else _short(repr(content))
                 return f"{path} holds {written}, not {_short(repr(text))}"
     return ""
+
+
+def _follow(tree: Path, path: str) -> str:
+    """Return the path that a path names through links inside a tree; of a link out of it, the path itself."""
+    root = tree.resolve()
+    target = Path(os.path.realpath(root / path))
+    for _ in range(MOST_LINKS):
+        if target.is_relative_to(TESTBED):  # an absolute link, as the sandbox has the tree
+            target = Path(os.path.realpath(root / target.relative_to(TESTBED)))
+    return str(target.relative_to(root)) if target.is_relative_to(root) else path
 
 
 @contextmanager

@@ -105,6 +105,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "hidden": {"checks.py": "from sums import add\ndef f(x): return add(x, x)\n"},
     },
     "hidden-script": {"script": [{"command": "python3 check.py 20 22", "stdout": "42"}], "hidden": {"check.py": CHECK}},
+    "links": {"script": [{"command": "bash run.sh", "files": {"a": "42"}}]},
     "hidden-data": {"script": [{"command": "cat cases.txt", "stdout": "42"}], "hidden": {"cases.json": "42"}},
 }
 
@@ -137,6 +138,23 @@ def test_the_log_says_what_was_returned_and_what_was_expected(graded: RowGrader)
     assert log is not None and "it printed '0\\n', not '2'" in log and "ok   script 2" in log
     log = graded("script", {"count.py": "print(2)"}).work.test_log
     assert log is not None and "words.txt holds no such file, not 'a\\nb'" in log
+
+
+@pytest.mark.parametrize(
+    ("command", "reward"),
+    [
+        ("mkdir d; echo 42 >d/b; ln -s d/b a", 1.0),
+        ("mkdir d; echo 42 >d/a; ln -s $PWD/d e; ln -s ./e/../d/a a", 1.0),
+        ("ln -s 42 a", 0.0),
+        ("ln -s ./42 42; ln -s 42 a", 0.0),
+        ("ln -s $PWD/a a", 0.0),
+        ("echo 42 >/tmp/b; ln -s /tmp/b a", 0.0),
+    ],
+)
+def test_a_file_of_a_script_is_read_through_links_inside_the_folder(
+    graded: RowGrader, command: str, reward: float
+) -> None:
+    assert graded("links", {"run.sh": command}).reward == reward
 
 
 NUMBERS: dict[str, tuple[Any, Any, str, float]] = {
