@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from composer_stages.data_files import load_toml
@@ -135,8 +135,9 @@ def _script(kind: str, row: Mapping[str, Any], script: Mapping[str, Any], folder
     limits = replace(grading.LIMITS, wall_s=row["timeout_s"])
     with trees.scratch() as tree, _stdin(script["stdin"]) as stdin:
         folders.copy(folder, tree)
-        # A file from before the script is not one that it wrote.
-        trees.apply(dict.fromkeys([*script["files"], *(_follow(tree, path) for path in script["files"])]), tree)
+        # A file from before the script is not one that it wrote, also in a folder behind a link.
+        named = (PurePosixPath(path) for path in script["files"])
+        trees.apply({str(PurePosixPath(_follow(tree, str(path.parent)), path.name)): None for path in named}, tree)
         with runner.open_package_sandbox(kind, tree, limits, None, readonly=[stdin.parent]) as sandbox:
             result = sandbox.run(f"bash -c {shlex.quote(script['command'])} <{shlex.quote(str(stdin))} 2>/dev/null")
         if result.timed_out:

@@ -106,6 +106,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "hidden-script": {"script": [{"command": "python3 check.py 20 22", "stdout": "42"}], "hidden": {"check.py": CHECK}},
     "links": {"script": [{"command": "bash run.sh", "files": {"a": "42"}}]},
+    "folder-link": {"script": [{"command": "bash run.sh", "files": {"out/a": "42"}}]},
     "hidden-data": {"script": [{"command": "cat cases.txt", "stdout": "42"}], "hidden": {"cases.json": "42"}},
 }
 
@@ -155,6 +156,27 @@ def test_a_file_of_a_script_is_read_through_links_inside_the_folder(
     graded: RowGrader, command: str, reward: float
 ) -> None:
     assert graded("links", {"run.sh": command}).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("row", "link", "command", "reward"),
+    [
+        ("folder-link", "out", "true", 0.0),
+        ("folder-link", "out", "echo 42 >out/a", 1.0),
+        ("links", "a", "cat d/a >a", 1.0),
+        ("links", "a", "true", 0.0),
+    ],
+)
+def test_a_file_behind_an_earlier_link_is_not_one_that_the_script_wrote(
+    graded: RowGrader, row: str, link: str, command: str, reward: float
+) -> None:
+    graded.env.reset(graded.tasks[row])
+    folder = graded.env._open_session().folder
+    (folder / "d").mkdir()
+    (folder / "d" / "a").write_text("42")
+    (folder / link).symlink_to("d" if link == "out" else "d/a")
+    (folder / "run.sh").write_text(command)
+    assert graded.env.grade().reward == reward
 
 
 NUMBERS: dict[str, tuple[Any, Any, str, float]] = {
