@@ -26,7 +26,7 @@ ROOT_PAGES = {
 """Page of the site -> its source outside docs/, where readers of the code host find it."""
 PACKAGES = (
     *("runs", "rollouts", "envs", "sandbox", "policy", "teachers", "pairs", "losses", "training", "backends", "diloco"),
-    *("evaluation", "gradients", "probe", "formats", "integrations"),
+    *("arms", "evaluation", "comparison", "gradients", "probe", "formats", "swebench", "integrations"),
 )
 """The packages of the reference, in reading order."""
 PYTHON = """# Python interface
