@@ -115,8 +115,8 @@ docs: (extra "docs") cog
     @echo "{{ justfile_directory() }}/site/index.html"
     @if [ -t 1 ] && [ -z "${CI:-}" ]; then python -m webbrowser "file://{{ justfile_directory() }}/site/index.html" || true; fi
 
-# Three processes keep two cores busy, since tests wait for servers and sandboxes. Files that took longest the last time begin first (tests/conftest.py).
-at_once := "-n 3 --dist loadfile --no-loadscope-reorder"
+# Four processes keep two cores busy, since tests wait for servers and sandboxes. Files that took longest the last time begin first (tests/conftest.py).
+at_once := "-n 4 --dist loadfile --no-loadscope-reorder"
 pytest := one_thread + " python -m pytest " + at_once
 
 # Small models are fastest on one thread.
