@@ -357,9 +357,13 @@ def _is_in(part: str, text: str) -> bool:
 
 
 def _is_message(message: Any) -> bool:
-    content = message.get("content") if isinstance(message, Mapping) else 0
-    parts = content if isinstance(content, list) else [] if isinstance(content, str | None) else [None]
-    return isinstance(message, Mapping) and "role" in message and all(isinstance(part, Mapping) for part in parts)
+    """Return whether this is a message: it has a role, and its content is text, parts or nothing."""
+    if not isinstance(message, Mapping) or "role" not in message:
+        return False
+    content = message.get("content")
+    return isinstance(content, str | None) or (
+        isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+    )
 
 
 def _hinted(prompt: Any, hint: str) -> Any:

@@ -178,7 +178,8 @@ def _each_seed(root: Path, text: str, stage: Stage[Any], notify: Callable[[str],
             if record and record.status == "complete" and work(record) == work(run.manifest):
                 together[record.fingerprint] = Run(path.parent)
     # A later call for fewer seeds has told its own so, and not the rest; those of one seed were begun alone.
-    if len(together) < (count := min(filter(lambda seeds: seeds > 1, map(_seeds, together.values())))):
+    count = min(seeds for seeds in map(_seeds, [run, *together.values()]) if seeds > 1)
+    if len(together) < count:
         raise BadInput("runs.seeds-incomplete", stage=stage.name, complete=len(together), asked=count, path=run.path)
     chosen = sorted(together.values(), key=lambda each: each.manifest.config["seed"])
     seeds = [each.manifest.config["seed"] for each in chosen]
