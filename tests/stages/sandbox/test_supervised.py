@@ -45,15 +45,15 @@ def test_exit_codes_of_unusual_commands(either: Sandbox) -> None:
 
 
 def test_time_out_keeps_the_output_and_leaves_nothing(either: Sandbox, mark: str) -> None:
-    result = either.run(f"echo begun; sleep {mark} & sleep {mark}", wall_s=0.3)
+    result = either.run(f"echo begun; sleep {mark} & sleep {mark}", wall_s=1.0)
     assert (result.output, result.returncode, result.timed_out, result.killed_for) == ("begun\n", 124, True, None)
-    assert 0.3 <= result.duration_s < 1.5
+    assert 1.0 <= result.duration_s < 6
     assert count_processes(mark) == 0
 
 
 def test_background_process_does_not_hang_the_reader(either: Sandbox, mark: str) -> None:
     result = either.run(f"(while true; do echo again; sleep 0.01; done) & sleep {mark} & echo done; exit 4")
-    assert result.returncode == 4 and "done" in result.output and result.duration_s < 1.5
+    assert result.returncode == 4 and "done" in result.output and result.duration_s < 6
     assert count_processes(mark) == 0
 
 
