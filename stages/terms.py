@@ -3,6 +3,7 @@
 It is apart from the environments, so that recorded rollouts are compared without importing what played them.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -56,6 +57,8 @@ class SamplingUnit:
 SWE_BENCH = "swe-bench"
 """The environment name that importers write for benchmarks of SWE-bench's family."""
 TERMINAL_BENCH = "terminal-bench"
+BENCHMARK_NAMES = {SWE_BENCH: re.compile(r"swe-?bench"), TERMINAL_BENCH: re.compile(r"terminal-?bench")}
+"""How the names of a benchmark's data sets begin: `terminal-bench@2.0`, `swebench-verified`."""
 REPOSITORY = SamplingUnit("repository", fixed=True)
 
 
@@ -117,11 +120,20 @@ ENVIRONMENTS = Registry[Registered](
 """The one table of environments. An entry point of `composer.environments` is a class; `register` adds one by hand."""
 
 
+def benchmark_of(env: str) -> str:
+    """Return the benchmark that a data set is of, as its own programs name it; another name as it is.
+
+    Of `terminal-bench/terminal-bench-2`, the name of a package, the last part counts.
+    """
+    name = env.rpartition("/")[2].casefold().replace("_", "-")
+    return next((benchmark for benchmark, form in BENCHMARK_NAMES.items() if form.match(name)), env)
+
+
 def sampling_unit_of(env: str) -> SamplingUnit:
     """Return the sampling unit of an environment's tasks; of an environment that is not known, families."""
     entry = ENVIRONMENTS.get(env)
     if entry is None:
-        return REPOSITORY if env == SWE_BENCH else SamplingUnit()
+        return REPOSITORY if benchmark_of(env) == SWE_BENCH else SamplingUnit()
     if entry.unit or ENVIRONMENTS.ships(env):
         return entry.unit or SamplingUnit()
     module, _, word = entry.environment.partition(":")

@@ -41,10 +41,11 @@ from composer_stages.comparison.pairs import (
     never_run,
     note_repeated_tasks,
     pair_sides,
+    require_alike_units,
 )
 from composer_stages.comparison.ranks import Ranking, rank
 from composer_stages.comparison.reconciliation import Reconciled, reconcile, require, weigh
-from composer_stages.comparison.repeats import Noise, are_repeats, measure_noise
+from composer_stages.comparison.repeats import OF_A_RUN, Noise, are_repeats, measure_noise
 from composer_stages.comparison.sides import TaskMatch, choose_score, match, sampling, told_apart
 from composer_stages.comparison.tables import TOTAL
 from composer_stages.comparison.words import describe_reasons
@@ -53,12 +54,12 @@ from composer_stages.evaluation.difference import Difference
 from composer_stages.evaluation.inference import ALPHA, MIN_GAIN, PairedTest, rate_interval
 from composer_stages.evaluation.outcomes import PASSED, PairedOutcomes, average_cells
 from composer_stages.formats.measurement import REWARD, ScoreKind
-from composer_stages.terms import SWE_BENCH, TERMINAL_BENCH
+from composer_stages.terms import SWE_BENCH, TERMINAL_BENCH, benchmark_of
 
 COUNTING_AS_FAILED = frozenset({SWE_BENCH, TERMINAL_BENCH})
-"""The environments whose own tables count what has no verdict as failed."""
+"""The benchmarks whose own tables count what has no verdict as failed."""
 PERCENT, FEW_PERCENT = 100, 5
-"""The top of a scale in percent, and the median above which scores are no shares of 1."""
+"""The top of a scale in percent, and what no scores of 1 in few samples exceed beside shares of 1."""
 NEAR_TOTAL = 0.01
 """By how much a row of totals may be rounded."""
 MARKS = (-1, -9, -99, -100, -999, -9999, 999, 9999)
@@ -108,6 +109,11 @@ class SettingDifference:
     baseline: str
     treatment: str
     digests: bool = False
+
+    @property
+    def tells_apart(self) -> bool:
+        """Return whether both logs record it, and it is none that repeats of one model may differ in."""
+        return bool(self.baseline and self.treatment) and self.name not in OF_A_RUN
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,8 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     of_noise = matched[-1] if config.noise else None
     if of_noise and base.digests == of_noise.digests:
         raise UsageError("comparison.noise-is-itself", path=config.noise)
+    if of_noise and (apart := [each for each in compare_settings(base, of_noise) if each.tells_apart]):
+        raise UsageError("comparison.noise-of-another", path=config.noise, apart=apart)
     refuse_totals(matched)
     if not config.scale:
         refuse_other_scales(matched)
@@ -194,6 +202,8 @@ def compare(sides: Sequence[ReadLog], config: Config, alpha: float = ALPHA) -> t
     ends = scale or (low, high)
     span = ScoreSpan(*(ends[::-1] if lower else ends))
     unit = sampling(matched, config.unit)
+    if config.unit:
+        require_alike_units(matched)
     min_gain = config.min_gain or (MIN_GAIN * abs(span.width) if scale else None)
     if scale and (largest := max(config.min_gain or 0, config.not_worse or 0)) >= abs(span.width):
         raise UsageError("comparison.min-gain-too-large", min_gain=largest, low=scale[0], high=scale[1])
@@ -307,7 +317,14 @@ def refuse_other_scales(sides: Sequence[ReadLog]) -> None:
     scores = {log.name: np.asarray(log.items["score"].drop_null()) for log in sides}
     tops = {name: float(values.max()) for name, values in scores.items() if len(values) and values.min() >= 0}
     shares = [name for name, top in tops.items() if 0 < top <= 1]
-    percents = [name for name, top in tops.items() if 1 < top <= PERCENT and np.median(scores[name]) > FEW_PERCENT]
+    has_fractions = any((scores[name] % 1 > 0).any() for name in shares)
+    # Beside passed and failed, most samples show it, or all are 0 or 100; beside fractions any sample does.
+    percents = [
+        name
+        for name, top in tops.items()
+        if FEW_PERCENT < top <= PERCENT
+        and (has_fractions or np.median(scores[name]) > FEW_PERCENT or np.isin(scores[name], (0, PERCENT)).all())
+    ]
     if shares and percents:
         raise BadInput("comparison.scales-differ", first=shares[0], second=percents[0], top=tops[percents[0]])
 
@@ -370,7 +387,7 @@ def choose_missing(config: Config, sides: Sequence[ReadLog]) -> Literal["exclude
     """
     if config.missing != "auto":
         return config.missing
-    envs = {name for log in sides for name in pc.unique(log.items["env"]).to_pylist()}
+    envs = {name and benchmark_of(name) for log in sides for name in pc.unique(log.items["env"]).to_pylist()}
     if envs <= COUNTING_AS_FAILED:
         return "failed"
     return "bounds" if config.policy or config.not_worse else "excluded"

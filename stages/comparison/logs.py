@@ -113,6 +113,8 @@ class ReadLog:
     """Digests of system prompts."""
     id_columns: tuple[str, ...] = ()
     """Of a table: that of the id, after those that tell equal ids apart."""
+    counts: Mapping[str, str] = field(default_factory=dict)
+    """Scores of a table that are shares of a column, by their names."""
     numbered: bool = False
     """Whether ids are numbers beside questions, which then tell what the tasks are."""
     digests: tuple[str, ...] = ()
@@ -701,6 +703,7 @@ def read_scores(table: ScoreTable, source: Source) -> ReadLog:
         groups=table.groups,
         logs=logs,
         id_columns=table.id_columns,
+        counts=table.counts,
         numbered=table.numbered,
         judges=tuple(sorted(judges)),
         notes=(

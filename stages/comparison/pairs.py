@@ -5,6 +5,7 @@ assumption is about what is better; records are in units of the score again, and
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -171,6 +172,30 @@ def average_samples(
             "place": groups["place_first"],
         }
     )
+
+
+def require_alike_units(sides: Sequence[ReadLog]) -> None:
+    """Raise `BadInput` where a side puts two tasks in one unit that another has in two, or one task in two.
+
+    Units of another name are the same where they hold the same tasks.
+    """
+    placed = [log.items.filter(pc.is_valid(log.items["unit"])).select(["task", "unit"]) for log in sides]
+    cells = [table.group_by(["task", "unit"], use_threads=False).aggregate([]).sort_by("task") for table in placed]
+
+    def require(pairs: pa.Table, name: str, log: ReadLog) -> None:
+        counts = pairs.group_by(name, use_threads=False).aggregate([([], "count_all")])
+        several = counts[name].filter(pc.greater(counts["count_all"], 1))
+        if len(several):
+            found = pairs.filter(pc.equal(pairs[name], several[0])).to_pylist()[:2]
+            raise BadInput("comparison.other-units", name=log.name, first=sides[0].name, found=found)
+
+    for log, of_side in zip(sides, cells, strict=True):
+        require(of_side, "task", log)
+    for log, of_side in zip(sides[1:], cells[1:], strict=True):
+        both = cells[0].join(of_side, "task", join_type="inner", right_suffix="_other").sort_by("task")
+        pairs = both.group_by(["unit", "unit_other"], use_threads=False).aggregate([("task", "first")])
+        require(pairs, "unit", log)
+        require(pairs, "unit_other", log)
 
 
 def never_run(log: ReadLog) -> pa.ChunkedArray:

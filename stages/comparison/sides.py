@@ -39,12 +39,17 @@ def read_sides(paths: Sequence[str], columns: Columns = EVERY_COLUMN) -> list[Re
     stated = [log.settings if log.id_columns else {} for log in logs]
     stated_by_all = (name for name in BENCHMARKS if name not in outer and all(name in each for each in stated))
     outer += tuple(name for name in stated_by_all if len({each[name] for each in stated}) > 1)
-    if not columns.ids:
-        together = replace(columns, outer=outer)
-        logs = [
-            read(path, together) if log.id_columns and log.id_columns[:-1] != outer else log
-            for path, log in zip(paths, logs, strict=True)
-        ]
+    outer = () if columns.ids else outer
+    # And so is what the numbers of one are shares of.
+    counted = {pair: path for path, log in zip(paths[::-1], logs[::-1], strict=True) for pair in log.counts.items()}
+    together = replace(columns, outer=outer, counted=tuple((*pair, path) for pair, path in counted.items()))
+    logs = [
+        read(path, together)
+        if log.id_columns
+        and ((log.id_columns[:-1] != outer and not columns.ids) or {name for name, _ in counted} - log.counts.keys())
+        else log
+        for path, log in zip(paths, logs, strict=True)
+    ]
     if len(logs) == 1:
         if (row := pc.index(pc.is_null(logs[0].items["model"]), True).as_py()) >= 0 and logs[0].models:
             raise BadInput("comparison.row-without-model", path=paths[0], row=row + 1)

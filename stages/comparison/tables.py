@@ -91,6 +91,8 @@ class Columns:
     scores: tuple[str, ...] = ()
     outer: tuple[str, ...] = ()
     """Columns that tell equal ids of another side apart."""
+    counted: tuple[tuple[str, str, str], ...] = ()
+    """Scores that are shares of a column on another side: both names, and that side's."""
     every: bool = False
     """Whether columns of which nothing is known are read."""
 
@@ -237,7 +239,7 @@ def read_table(path: str, source: Source, columns: Columns) -> ScoreTable | None
             columns=names,
             near=dict.fromkeys(("id", "score"), ""),
         )
-    counts = _counts(table, scores, is_csv(source.path.name))
+    counts = _counts(path, table, scores, columns, is_csv(source.path.name))
     kinds = tuple(ScoreKind(name, "" if name in NAMES["verdicts"] else name) for name in scores)
     if metrics is not None:
         cells, scores, kinds = _by_metric(cells, scores, metrics)
@@ -540,12 +542,20 @@ def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Seque
         return len(keyed.group_by(keyed.column_names).aggregate([]))
 
     spaces = [*SPACES, *(NAMES["context"] if name in NAMES["questions"] else ())]
-    spaces = [space for space in spaces if space in texts and space not in within]
+    spaces = [space for space in spaces if space in texts and space not in within and not _names_repeats(texts[space])]
     num = num_distinct(within) if spaces else len(model)
     for space in spaces:
         if num < len(model) and (more := num_distinct([*within, space])) > num:
             within, num = [*within, space], more
     return *within[1:], name
+
+
+def _names_repeats(column: Any) -> bool:
+    """Return whether all values of a column are one word of repeats or runs and a number: `seed0`, `seed1`."""
+    values = pc.unique(column).drop_null()
+    words = pc.unique(pc.replace_substring_regex(values, r"[\s_-]*\d+$", ""))
+    word = words[0].as_py() if len(words) == 1 < len(values) else ""
+    return bool(REPEATS.search(word) or RUNS.search(word))
 
 
 def _counts_rows(column: Any, first: int) -> bool:
@@ -624,12 +634,15 @@ def _require_repeats(path: str, source: Source, columns: Columns, id_columns: Se
     if table is None:
         return
     for name in table.column_names:
-        if name in id_columns or name in columns.scores or name in KNOWN - {*NAMES["settings"], *NAMES["models"]}:
+        known = KNOWN - {*NAMES["settings"], *NAMES["models"]}
+        if name in id_columns or name in columns.scores or (name in known and name not in SPACES):
             continue
         try:
             column = _unnested(table.select([name]), columns)[name]
             texts = _text(column)
         except pa.ArrowException:  # bytes
+            continue
+        if name in SPACES and not _names_repeats(texts):
             continue
         values = pc.unique(texts)
         bare = pc.unique(pc.replace_substring_regex(pc.fill_null(values, ""), NUMBERS, ""))
@@ -677,8 +690,14 @@ def _scores(
     return scores
 
 
-def _counts(table: pa.Table, scores: dict[str, pa.ChunkedArray], is_csv: bool) -> dict[str, str]:
-    """Make numbers of successes or points shares of how many there may be; returns that column by their names."""
+def _counts(
+    path: str, table: pa.Table, scores: dict[str, pa.ChunkedArray], columns: Columns, is_csv: bool
+) -> dict[str, str]:
+    """Make numbers of successes or points shares of how many there may be; returns that column by their names.
+
+    What another side counts is counted here, too: a model that never passes two of five tests has no number above 1.
+    `BadInput` where it cannot be.
+    """
     counts = dict[str, str]()
     for name in sorted({*NAMES["verdicts"]} & scores.keys()):
         # A score beside a number of samples is their mean, and a verdict beside a highest score is true or false.
@@ -693,11 +712,35 @@ def _counts(table: pa.Table, scores: dict[str, pa.ChunkedArray], is_csv: bool) -
                 is_count = (
                     most > 1 and (highest > 1 or is_whole) if total in NAMES["maxima"] else highest > 1 and is_whole
                 )
-                if is_part and is_count:
+                if is_part and is_count and not _is_truth(table[name]):
                     scores[name] = pc.if_else(pc.greater(totals, 0), pc.divide(values, totals), None)
                     counts[name] = total
                     break
+    # A total that this table has comes before one that it lacks.
+    for name, total, other in sorted(columns.counted, key=lambda each: each[1] not in table.column_names):
+        if name not in scores or name in counts:
+            continue
+        values, lacks = scores[name], total not in table.column_names
+        if lacks and total in NAMES["totals"] and pc.all(pc.is_in(values.drop_null(), pa.array([0.0, 1.0]))).as_py():
+            continue  # one success or failure a row
+        totals, is_part = values, False
+        if not lacks and not _is_truth(table[name]):
+            with suppress(pa.ArrowException):
+                totals = _numbers(table[total], is_csv)
+                is_part = pc.all(pc.fill_null(pc.less_equal(values, totals), pc.is_null(values))).as_py()
+        if not is_part:
+            raise BadInput(
+                "comparison.points-of-another-kind", path=path, other=other, score=name, total=total, lacks=lacks
+            )
+        scores[name] = pc.if_else(pc.greater(totals, 0), pc.divide(values, totals), None)
+        counts[name] = total
     return counts
+
+
+def _is_truth(column: pa.ChunkedArray) -> bool:
+    if pa.types.is_string(column.type):
+        return bool(pc.any(pc.is_in(column, value_set=pa.array([*WORDS]))).as_py())
+    return pa.types.is_boolean(column.type)
 
 
 def _numbers(column: pa.ChunkedArray, is_csv: bool) -> pa.ChunkedArray:

@@ -249,6 +249,14 @@ def test_noise_of_uneven_repeats_counts_each_task_and_one_that_shows_none_is_ref
     refused(lambda: compared(second, first, noise=percent), BadInput, code="comparison.scales-differ")
 
 
+@pytest.mark.parametrize("name", ["model", "temperature"])
+def test_noise_is_of_the_first_sides_model_and_settings(tmp_path: Path, name: str) -> None:
+    rows = [{"id": at, "score": at % 2, "seed": 1} for at in range(40)]
+    first, other = (str(jsonl(tmp_path / f"{v}.jsonl", *({**row, name: f"{v}"} for row in rows))) for v in (0, 1))
+    text = refused(lambda: compared(first, noise=other), UsageError, code="comparison.noise-of-another")
+    assert f"{name} is 1, not 0" in text
+
+
 def test_what_tasks_share_is_found_with_what_a_unit_would_change(tmp_path: Path) -> None:
     """A gain on all tasks of six of thirty documents, of which the interval is the widest; --unit gives it, too."""
     before, after = [at % 2 for at in range(120)], [int(at // 4 < 6 or at % 2) for at in range(120)]

@@ -688,3 +688,66 @@ def test_the_same_numbers_are_other_tasks_in_another_benchmark(tmp_path: Path) -
     a, b = (made(tmp_path / f"{n}.csv", [{"id": i, "score": 1, "benchmark": n} for i in range(20)]) for n in "ab")
     refused(lambda: compared(a, b), BadInput, "--id", code="comparison.other-tasks", same_ids=0)
     assert compared(a, b, id="id")[0] == 20
+
+
+@pytest.mark.parametrize("total", ["total", "max_score"])
+@FORMATS
+def test_what_one_side_counts_is_counted_on_all(tmp_path: Path, ending: str, total: str) -> None:
+    """A model that never passes two of five tests has no number above 1, and is no better for it."""
+    score = "passed" if total == "total" else "score"
+    rows = [[{"id": at, score: at % most, total: 5} for at in range(60)] for most in (6, 2)]
+    a, b = (made(tmp_path / f"{name}.{ending}", table) for name, table in zip("ab", rows, strict=True))
+    assert compared(a, b)[1] == pytest.approx(-0.4) and compared(b, a)[1] == pytest.approx(0.4)
+    bare = made(tmp_path / f"bare.{ending}", [{"id": row["id"], score: row[score]} for row in rows[0]])
+    kind = {"code": "comparison.points-of-another-kind", "score": score, "total": total}
+    refused(lambda: compared(a, bare), BadInput, "bare", **kind, lacks=True)
+    true = made(tmp_path / f"true.{ending}", [{"id": at, score: at % 2 > 0, total: 5} for at in range(60)])
+    refused(lambda: compared(true, a), BadInput, "true", **kind, lacks=False)
+
+
+def test_a_row_for_each_trial_is_beside_counts_of_trials(tmp_path: Path) -> None:
+    counted = made(tmp_path / "a.csv", [{"id": at, "passed": at % 5, "n": 4} for at in range(40)])
+    each = made(tmp_path / "b.csv", [{"id": at, "passed": int(at % 2)} for at in range(40) for _ in range(4)])
+    assert compared(counted, each)[:2] == (40, 0.0)
+    other = made(tmp_path / "c.csv", [{"id": at, "passed": at % 5, "total": 4} for at in range(40)])
+    assert compared(counted, other)[:2] == (40, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((0.0, 0.4, 1.0), (0, 0, 30)), ((0.0, 0.4, 1.0), (1, 4, 9)), ((0.0, 1.0), (0, 0, 100))],
+    ids=["percent", "points of 10", "passed in percent"],
+)
+def test_shares_and_points_are_told_apart_where_most_are_0(
+    tmp_path: Path, first: tuple[float, ...], second: tuple[float, ...]
+) -> None:
+    a, b = (
+        made(tmp_path / f"{name}.csv", [{"id": at, "score": values[at % len(values)]} for at in range(60)])
+        for name, values in (("a", first), ("b", second))
+    )
+    refused(lambda: compared(b, a), BadInput, code="comparison.scales-differ", first="a", second="b")
+
+
+@pytest.mark.parametrize("column", ["config", "group", "source", "type"])
+@pytest.mark.parametrize("word", ["seed", "Run ", "trial-", "epoch_"])
+def test_numbered_repeats_in_a_column_of_benchmarks_are_asked_about(tmp_path: Path, column: str, word: str) -> None:
+    rows = [{"id": at, "score": at % 2, column: f"{word}{number}"} for at in range(30) for number in range(5)]
+    table = made(tmp_path / "a.csv", rows)
+    refused(lambda: read(table), BadInput, code="comparison.rows-of-what", column=column)
+    assert read(table, id=f"id,{column}").num_tasks == 150
+
+
+@pytest.mark.parametrize(("docs", "alike"), [((6, 60), False), ((60, 6), False), ((6, 6), True)])
+def test_units_are_the_same_on_both_sides(tmp_path: Path, docs: tuple[int, int], alike: bool) -> None:
+    """Else which side is given first decided what is significant."""
+    a, b = (
+        made(tmp_path / f"{name}.csv", [{"id": at, "doc": f"{name}{at % num}", "score": at % 2} for at in range(60)])
+        for name, num in zip("ab", docs, strict=True)
+    )
+    if alike:
+        assert compared(a, b, unit="doc")[0] == 60
+    else:
+        refused(lambda: compared(a, b, unit="doc"), BadInput, code="comparison.other-units", first="a", name="b")
+    rows = [{"id": at // 2, "doc": f"{at}", "repeat": at % 2, "score": 1} for at in range(60)]
+    twice = made(tmp_path / "c.csv", rows)
+    refused(lambda: compared(twice, a, unit="doc"), BadInput, "Task", code="comparison.other-units", name="c")
