@@ -2,9 +2,10 @@
 
 Steps of the agent are actions. Steps copied from an earlier trajectory, and steps without a model call, are context:
 they must not be trained on. Embedded trajectories of sub-agents are rollouts of their own; those in files of their own
-are imported with these. Verdict, task and error are in Harbor's `result.json`, in the folder of the trajectory or the
-one above; a folder of a trial without a trajectory is an item, as agents of many kinds leave none. A reward that Harbor
-marks as invalid (`reward_valid`) is no verdict: the rollout ended in the exception that made it so.
+are imported with these. Verdict, task and error are in Harbor's `result.json`, in a folder above the trajectory; a
+folder of a trial without a trajectory is an item, as agents of many kinds leave none. A reward that Harbor marks as
+invalid (`reward_valid`) is no verdict: the rollout ended in the exception that made it so. Of a trial of several steps
+each has a trajectory of its own (`steps/NAME/agent`): a rollout with the step's verdict, on the task TASK/NAME.
 
 Format read from Harbor's documentation (harborframework.com/docs/trajectory-format), from the reference of NVIDIA's
 NeMo Agent Toolkit 1.7 (`nat.atif`), from programs that write it, and from `harbor/models/trial/result.py` of Harbor
@@ -12,7 +13,9 @@ NeMo Agent Toolkit 1.7 (`nat.atif`), from programs that write it, and from `harb
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from math import isclose
 from typing import Any
 
 from composer_stages.formats.base import (
@@ -38,6 +41,7 @@ from composer_stages.formats.measurement import (
 )
 from composer_stages.formats.messages import arguments_text, context, text
 from composer_stages.formats.reports import STATS
+from composer_stages.formats.secrets import redact
 from composer_stages.messages import Message, MessageParts, ToolCall, write
 from composer_stages.runs import store
 from composer_stages.words import Sentence
@@ -47,6 +51,18 @@ MEAN = "mean"
 OF_SUBAGENT = re.compile(r"trajectory\.(?!cont-).+\.json")
 """The files of sub-agents beside `trajectory.json` and its continuations, as Harbor tells them apart."""
 SCHEMA = "ATIF-v1."
+SPENT = ("n_input_tokens", "n_output_tokens", "cost_usd")
+AGENT_SETTINGS = ("base_url", "override_timeout_sec", "max_timeout_sec", "skills", "mcp_servers")
+TRIAL_SETTINGS = (
+    "timeout_multiplier",
+    "agent_timeout_multiplier",
+    "verifier_timeout_multiplier",
+    "extra_instructions",
+    "extra_instruction_paths",
+)
+"""How trials are played, in the records of an agent and of a trial."""
+SECRET_NAME = re.compile(r"key|token(?!s)|secret|passw|auth|credential", re.IGNORECASE)
+"""Arguments of agents whose values are not shown."""
 INVALID_REWARD = "invalid_reward"
 """The error of a trial whose reward Harbor marks as invalid without an exception that says why."""
 
@@ -62,10 +78,11 @@ def recognises(record: Any) -> bool:
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield the rollout of a document, then those of its sub-agents, on which there is no verdict."""
-    # The trial's `result.json` is next to the trajectory, or one folder up where that is in `agent/`.
-    folder, trials = origin.path.parent, origin.sidecars.trials
-    trial = trials.get(folder) or trials.get(folder.parent) or {}
+    folder = origin.sidecars.trial_folder(origin.path)
+    trial = origin.sidecars.trials[folder] if folder else {}
     log = _log_of(trial, origin)
+    if folder:
+        trial = _of_step(trial, origin.path.relative_to(folder).parts)
     waiting: list[tuple[Record, bool]] = [(record, bool(OF_SUBAGENT.fullmatch(origin.path.name)))]
     # A queue and no recursion: how deep sub-agents are nested is up to the file.
     while waiting:
@@ -74,41 +91,87 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
         waiting += [(inner, True) for inner in document.get("subagent_trajectories") or []]
 
 
+def _of_step(trial: Record, parts: tuple[str, ...]) -> Record:
+    """Return the record of a trial's step, where the path below the trial's folder is of one; else the trial."""
+    if parts[0] != "steps" or len(parts) < 3:
+        return trial
+    step: Record = next((s for s in trial.get("step_results") or [] if s.get("step_name") == parts[1]), {})
+    own = {name: step.get(name) for name in ("agent_result", "verifier_result", "exception_info")}
+    policy = (step.get("exception_info") or {}).get("policy") or {}
+    checksum = trial.get("task_checksum")
+    return {
+        **trial,
+        **own,
+        "task_name": f"{trial.get('task_name')}/{parts[1]}",
+        "task_checksum": checksum and f"{checksum}/{parts[1]}",
+        "step_results": None,
+        "reward_valid": policy.get("has_valid_reward"),
+    }
+
+
 def _log_of(trial: Record, origin: Origin) -> MeasuredLog | None:
-    """Return what a trial is of, the same for all of a job; None where there is no trial."""
-    agent, job = trial.get("agent_info") or {}, origin.path.parents[1 + (origin.path.name != "result.json")]
-    key = trial.get("source"), (agent.get("model_info") or {}).get("name"), agent.get("name")
-    return origin.sidecars.log((job, key), lambda: _log(trial, origin)) if trial else None
+    """Return what a trial is of, the same for all of a job of these settings; None where there is no trial."""
+    folder, agent, settings = origin.sidecars.trial_folder(origin.path), trial.get("agent_info") or {}, _settings(trial)
+    if not trial or not folder:
+        return None
+    key = (trial.get("source"), (agent.get("model_info") or {}).get("name"), *settings.items())
+    return origin.sidecars.log((folder.parent, key), lambda: _log(trial, settings, origin))
 
 
-def _log(trial: Record, origin: Origin) -> MeasuredLog:
+def _settings(trial: Record) -> dict[str, str]:
+    """Return how a trial was played: the agent with its arguments, limits of time, and what was added to the task."""
+    agent, config = trial.get("agent_info") or {}, trial.get("config") or {}
+    of_agent, user = config.get("agent") or {}, config.get("user_agent") or {}
+    settings = {name: of_agent.get(name) for name in AGENT_SETTINGS} | {
+        name: config.get(name) for name in TRIAL_SETTINGS
+    }
+    settings |= {name: value for name, value in (of_agent.get("kwargs") or {}).items() if not SECRET_NAME.search(name)}
+    settings["agent"] = f"{agent.get('name') or ''} {agent.get('version') or ''}".strip()
+    settings["provider"] = (agent.get("model_info") or {}).get("provider")
+    settings["user simulator"] = " ".join(str(user[name]) for name in ("name", "model_name") if user.get(name))
+    settings["resume_trajectory"] = of_agent.get("resume_trajectory") or None
+    said = {name: value for name, value in settings.items() if value != "" and value != [] and value != {}}
+    return {name: redact(value, Counter()) for name, value in as_settings(said).items()}
+
+
+def _log(trial: Record, settings: dict[str, str], origin: Origin) -> MeasuredLog:
     """Return what a trial is of, and what the result of its job reports."""
     agent, source = trial.get("agent_info") or {}, trial.get("source")
     model = (agent.get("model_info") or {}).get("name")
     jobs = (origin.sidecars.descriptions.get((folder, STATS)) for folder in origin.path.parents)
     job: Record = next(filter(None, jobs), {})
-    settings = {"agent": f"{agent.get('name') or ''} {agent.get('version') or ''}".strip() or None}
-    settings["timeout_multiplier"] = (trial.get("config") or {}).get("timeout_multiplier")
-    evaluation = (job.get("evals") or {}).get(
-        "__".join(filter(None, (agent.get("name"), model, source or "adhoc")))
-    ) or {}
+    # Before 0.4 a name of a model was written without its slashes.
+    names = (model, model and model.replace("/", "-"))
+    keys = ("__".join(filter(None, (agent.get("name"), name, source or "adhoc"))) for name in names)
+    evaluation: Record = next(filter(None, ((job.get("evals") or {}).get(key) for key in keys)), {})
     stats: dict[str, dict[str, list[str]]] = evaluation.get("reward_stats") or {REWARD: {}}
-    # Of one reward a metric has the name of how it is aggregated; of several those of the rewards, whichever it is.
-    numbers: Record = next((each for each in evaluation.get("metrics") or [] if MEAN in each), {})
-    values = {next(iter(stats)): numbers[MEAN]} if len(stats) == 1 and numbers else {}
-    for name, trials in stats.items():
-        if name not in values and (total := sum(map(len, trials.values()))):
-            values[name] = sum(float(value) * len(names) for value, names in trials.items()) / total
+    metrics: list[Record] = evaluation.get("metrics") or []
     count = evaluation.get("n_trials")
+    # Of one reward a metric has the name of how it is aggregated; of several those of the rewards, whichever it is.
+    if len(stats) == 1:
+        values = {name: each[MEAN] for name in stats for each in metrics[::-1] if MEAN in each}
+    else:
+        values = {
+            name: each[name]
+            for name, trials in stats.items()
+            for each in metrics[::-1]
+            if each.keys() >= stats.keys() and _is_mean(each[name], trials, evaluation)
+        }
     reported = [r for name, v in values.items() for r in told(name, MEAN, v, Aggregate.SAMPLES, count=count)]
-    return MeasuredLog(
-        "harbor", task=str(source or ""), model=model, settings=as_settings(settings), reported=tuple(reported)
-    )
+    return MeasuredLog("harbor", task=str(source or ""), model=model, settings=settings, reported=tuple(reported))
+
+
+def _is_mean(number: float, trials: dict[str, list[str]], evaluation: Record) -> bool:
+    """Return whether a number is the mean over all trials, of which those without this reward count as 0."""
+    total = sum(float(value) * len(names) for value, names in trials.items())
+    failed = {name for names in (evaluation.get("exception_stats") or {}).values() for name in names}
+    played = {name for rewards in evaluation["reward_stats"].values() for names in rewards.values() for name in names}
+    return any(isclose(number * num, total, rel_tol=1e-6) for num in {len(played), len(played | failed)})
 
 
 def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLog | None) -> Trajectory:
     agent, metrics, steps = document.get("agent") or {}, document.get("final_metrics") or {}, document["steps"]
-    spent = trial.get("agent_result") or {}
+    spent = _spent(trial)
     opening, turns = _conversation(steps)
     rewards = (trial.get("verifier_result") or {}).get("rewards") or {}
     # A verifier may write several finite numbers; the one called `reward` is the score, the others are metrics.
@@ -118,7 +181,7 @@ def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLo
     is_void = bool(scores) and trial.get("reward_valid") is False
     source, task = trial.get("source"), trial.get("task_name")
     measured = MeasuredSample(scores, State.INVALID if is_void else None, item=f"{source}/{task}" if source else "")
-    measured.asked = store.digest([task, trial["task_checksum"]])[:16] if trial.get("task_checksum") else ""
+    measured.asked = store.digest([trial["task_checksum"]])[:16] if trial.get("task_checksum") else ""
     reward = None if is_void or not log else scores.get(alone(log, scores) or "")
     # An exception that was followed by a verdict is only how the rollout ended.
     problem = _exception(trial) or {}
@@ -161,6 +224,13 @@ def _rollout(document: Record, trial: Record, is_subagent: bool, log: MeasuredLo
             "continued_in": document.get("continued_trajectory_ref"),
         },
     )
+
+
+def _spent(trial: Record) -> Record:
+    """Return what an agent spent; of a trial of several steps, which has no total, the sum over those that say it."""
+    contexts = [part.get("agent_result") or {} for part in (trial, *(trial.get("step_results") or []))]
+    said = {name: [context[name] for context in contexts if context.get(name) is not None] for name in SPENT}
+    return contexts[0] or {name: sum(values) for name, values in said.items() if values}
 
 
 def _exception(trial: Record) -> Record | None:

@@ -100,7 +100,7 @@ def spoken(raw: Mapping[str, Any]) -> MessageParts:
         # A column of structs has every field in every row: a message without a call may have one of nulls.
         calls += [read for item in beside if item and (read := call(item)) != ToolCall("", "{}")]
     thought = thoughts_beside({**raw, "thought": None})  # SWE-agent's is a part of the content
-    content = text(visible) if parts else text(raw.get("content"))
+    content = text(visible) if parts else text(raw.get("content") or raw.get("refusal"))
     return MessageParts(without_calls(content) if calls else content, tuple(calls), thought)
 
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -109,15 +109,30 @@ def detect_formats(
             descriptions[source] = fitting
         elif fitting is not None or not (is_useful or source.is_sidecar):
             chosen[source] = fitting
-    trials = {s.path.parent: r.name for s, r in descriptions.items() if r.describes and not s.is_sidecar}
-    trial_of = {source: next((f for f in source.path.parents if f in trials), Path()) for source in chosen}
-    alike = {s: reader is not None and reader.name == trials.get(trial_of[s]) for s, reader in chosen.items()}
-    documented = {trial_of[source] for source, is_alike in alike.items() if is_alike}
+    trials = {s.path.parent: (s, r) for s, r in descriptions.items() if r.describes and not s.is_sidecar}
+    trial_of = {source: next((f for f in source.path.parents if f in trials), None) for source in chosen}
+    in_format = {s for s, r in chosen.items() if r and (trial := trial_of[s]) and r.name == trials[trial][1].name}
+    documented = {trial_of[source] for source in in_format}
+    foreign = Counter(
+        trial for source, trial in trial_of.items() if trial and chosen[source] and trial not in documented
+    )
     for source, trial in trial_of.items():
-        if trial in trials and (brief or (trial in documented and chosen[source] and not alike[source])):
+        if trial and (brief or (trial in documented and chosen[source] and source not in in_format)):
             del chosen[source]
+        elif trial and foreign[trial] == 1 and chosen[source]:
+            sidecars.recorded[source.path] = trials[trial]
+    # What a killed job left is played again when it is resumed, and counts for nothing until then.
+    jobs = {folder.parent for folder in trials}
+    begun = {source.path.parent for source in sources if source.path.name in SETTINGS} - trials.keys()
+    for source in [each for each, trial in trial_of.items() if trial is None]:
+        if source.path.name in SETTINGS and jobs & {source.path.parent, source.path.parent.parent}:
+            del chosen[source]
+        elif any(folder.parent in jobs and folder in begun for folder in source.path.parents):
+            chosen[source] = UNFINISHED
     detected = [(source.path, reader.name) for source, reader in chosen.items() if reader]
-    above = {folder for path, _ in detected for folder in path.parents}
+    # A trial's record is left out where a transcript has its verdict, which of several is not known.
+    parted = {folder for folder, num in foreign.items() if num > 1 and not brief}
+    above = {folder for path, _ in detected for folder in path.parents if folder not in parted}
     judges_alone = not detected and all(reader.judges for reader in descriptions.values())
     beside = {(path.parent, name) for path, name in detected}
     chosen |= {
@@ -142,6 +157,16 @@ def detect_formats(
     return chosen
 
 
+def _unfinished(record: Any, origin: Origin) -> Iterator[Drop]:
+    yield origin.make_drop("unfinished_trial", Sentence("formats.unfinished-trial"))
+
+
+SETTINGS = frozenset({"config.json", "lock.json"})
+"""The files that Harbor writes as a job or a trial begins."""
+UNFINISHED = Reader("atif", lambda record: True, _unfinished)
+"""The reader of a trial without a result beside finished ones."""
+
+
 def fits(reader: Reader, record: Any) -> bool:
     """Whether a record has the layout of a reader; False if examining it fails."""
     try:
@@ -157,7 +182,7 @@ def read(
 
     brief: steps may be left out where scores stand elsewhere in the file.
     """
-    records = source.records(brief=brief)
+    records, recorded = source.records(brief=brief), sidecars.recorded.get(source.path)
     items: Iterator[Trajectory | Drop]
     if reader is not None and reader.join is not None:
         records = reader.join(records, source.make_drop)
@@ -172,19 +197,22 @@ def read(
             problem = Sentence("formats.unknown-format", record=_describe(value), formats=names)
             items = iter([origin.make_drop("unknown_format", problem)])
         else:
-            items = _trajectories(reader, value, origin, secrets)
+            items = _trajectories(reader, value, origin, secrets, recorded)
         for index, item in enumerate(items):
             count.traces += 1
             if isinstance(item, Drop):
                 count.dropped[item.reason] += 1
                 yield item
             else:
+                recorded = None
                 if item.log and item.log.key not in count.logs:
                     count.logs[item.log.key] = item.log.record()
                 yield ReadTrajectory(item, origin, reader.name if reader else "", index, bool(secrets))
         count.redacted.update(secrets)
         previews = [f"line {origin.line}: {preview}" for _, preview in secrets.previews]
         count.previews += previews[: max(0, PREVIEWS - len(count.previews))]
+    if recorded:  # the verdict of a transcript without a trajectory is not lost
+        yield from read(*recorded, sidecars, count, brief=brief)
 
 
 def _describe(record: Any) -> Sentence:
@@ -197,8 +225,10 @@ def _describe(record: Any) -> Sentence:
     return Sentence("formats.record-keys", keys=keys[:SHOWN], num_more=len(keys) - SHOWN)
 
 
-def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: Redactions) -> Iterator[Trajectory | Drop]:
-    """Clean a record and yield its trajectories, checked."""
+def _trajectories(
+    reader: Reader, record: Any, origin: Origin, secrets: Redactions, recorded: tuple[Source, Reader] | None
+) -> Iterator[Trajectory | Drop]:
+    """Clean a record and yield its trajectories, checked, the first with what is recorded of its trial."""
     try:
         # Before the reader runs, so that no field of a trajectory can hold a secret or a value that JSON cannot store.
         record = clean(record, secrets if origin.sidecars.redact else None)
@@ -207,11 +237,32 @@ def _trajectories(reader: Reader, record: Any, origin: Origin, secrets: Redactio
             yield origin.make_drop("foreign_record", problem)
             return
         for trajectory in reader.trajectories(record, origin):
-            yield trajectory if isinstance(trajectory, Drop) else check(completed(trajectory, origin, reader))
+            if isinstance(trajectory, Drop):
+                yield trajectory
+                continue
+            if recorded:
+                trajectory, recorded = _with_verdict(trajectory, *recorded, origin), None
+            yield check(completed(trajectory, origin, reader))
     except TooDeep as error:
         yield origin.make_drop("too_deep", str(error))
     except MALFORMED as error:
         yield origin.make_drop("malformed_record", f"{type(error).__name__}: {error}")
+
+
+def _with_verdict(trajectory: Trajectory, source: Source, reader: Reader, origin: Origin) -> Trajectory:
+    """Return the trajectory with task, model and verdict of its trial's record, and with the costs that it lacks."""
+    record = next(item[1] for item in source.records() if not isinstance(item, Drop))
+    of_trial = next(reader.trajectories(clean(record, Redactions() if origin.sidecars.redact else None), origin))
+    if isinstance(of_trial, Drop):
+        return trajectory
+    lacking = {name: getattr(of_trial, name) for name in COSTS if getattr(trajectory, name) is None}
+    verdict = {name: getattr(of_trial, name) for name in RECORDED}
+    return replace(trajectory, model=of_trial.model or trajectory.model, **verdict, **lacking)
+
+
+RECORDED = ("task_id", "env", "log", "measured", "reward", "resolved", "unscored", "terminated_by", "error")
+COSTS = ("prompt_tokens", "completion_tokens", "cost_usd")
+"""What the record of a trial says of its trajectory, and what it says where this does not."""
 
 
 def completed(trajectory: Trajectory, origin: Origin, reader: Reader) -> Trajectory:

@@ -242,6 +242,8 @@ class Sidecars:
     statements: dict[str, str] = field(default_factory=dict)
     trials: dict[Path, Row] = field(default_factory=dict)
     """Harbor's results of single trials, by folder."""
+    recorded: dict[Path, tuple[Any, Any]] = field(default_factory=dict)
+    """The file and the reader of a trial's record, by the one transcript of another format that the trial has."""
     logs: dict[tuple[Path, Hashable], MeasuredLog] = field(default_factory=dict)
     """What the logs of the files are of (`Origin.log`)."""
 
@@ -251,6 +253,10 @@ class Sidecars:
         if log is None:
             log = self.logs[key] = make()
         return log
+
+    def trial_folder(self, path: Path) -> Path | None:
+        """Return the folder of the trial of Harbor that a file lies in, the nearest above it."""
+        return next((folder for folder in path.parents if folder in self.trials), None)
 
     def description(self, path: Path) -> Row:
         """Return the run description with a file's stem or time, else the folder's last one, else an empty one."""

@@ -230,7 +230,7 @@ def test_a_retry_repeats_what_was_finished_and_replaces_what_failed(
     }
     # Without ids the answers tell, which are all alike here.
     left_out = {"duplicate": 6, "failed and played again": 4} if with_ids else {"duplicate": 10}
-    assert log.notes == tuple(f"{number} records were left out: {why}" for why, number in left_out.items())
+    assert log.notes == tuple(f"{number} records left out: {why}" for why, number in left_out.items())
     # Where the retry broke off too, the last error of a sample is left, and only that.
     attempt(retry, [(own(at, again=at < 4), None if at < 2 else at % 2) for at in range(10)], status="error")
     log = logs.read(str(tmp_path / "log"))
@@ -271,7 +271,7 @@ def test_a_log_in_two_files_counts_once(tmp_path: Path, identified_by: str, stor
                 archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json.dumps(sample))
             archive.writestr("header.json", json.dumps(content))
     log = logs.read(str(tmp_path / "log"))
-    assert sample_scores(log) == complete and log.notes == ("8 records were left out: duplicate",)
+    assert sample_scores(log) == complete and log.notes == ("8 records left out: duplicate",)
 
 
 def test_one_sample_with_two_scores_is_refused_and_a_score_counts_where_a_file_has_none(tmp_path: Path) -> None:

@@ -412,6 +412,120 @@ def test_several_rewards_of_harbor_are_scores_of_their_own(tmp_path: Path) -> No
     assert means(compared(tmp_path / "main", tmp_path / "main")) == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("source", ["terminal-bench", "terminal-bench/terminal-bench-2", "terminal-bench@2.0"])
+def test_a_benchmark_counts_as_failed_under_each_of_its_names(tmp_path: Path, source: str) -> None:
+    for at in range(8):
+        trial(tmp_path / "a", at, {"reward": at % 2}, source=source)
+        trial(tmp_path / "b", at, {"reward": 1} if at < 6 else None, source=source)
+    assert means(compared(tmp_path / "a", tmp_path / "b")) == [0.5, 0.75]
+
+
+def test_what_a_killed_job_of_harbor_left_is_no_sample(tmp_path: Path) -> None:
+    """Harbor counts no folder without a result, and deletes it when the job is resumed."""
+    transcript = {"schema_version": "ATIF-v1.6", "session_id": "s", "agent": {"name": "agent"}, "steps": []}
+    for at in range(4):
+        trial(tmp_path / "a", at, {"reward": at % 2})
+        trial(tmp_path / "b", at, {"reward": 1})
+    document(tmp_path / "b" / "t9__x" / "config.json", {"trial_name": "t9__x", "task": {"path": "t9"}, "agent": {}})
+    document(tmp_path / "b" / "t9__x" / "agent" / "trajectory.json", transcript)
+    document(tmp_path / "b" / "config.json", {"job_name": "b", "agents": []})
+    comparison = compared(tmp_path / "a", tmp_path / "b")
+    assert [side.num_tasks for side in comparison.sides] == [4, 4] and not any(missing(comparison))
+    assert [*map(str, comparison.sides[1].notes)] == ["1 record left out: unfinished trial"]
+
+
+def test_settings_of_harbors_agents_tell_sides_apart_and_keys_are_not_shown(tmp_path: Path) -> None:
+    for side, effort in (("a", "low"), ("b", "high")):
+        kwargs = {"reasoning_effort": effort, "api_key": f"k-{effort}", "max_tokens": 0}
+        config = {"agent": {"kwargs": kwargs, "override_timeout_sec": None, "skills": []}, "timeout_multiplier": 1.0}
+        for at in range(8):
+            trial(tmp_path / side, at, {"reward": at % 2}, config=config)
+    comparison = compared(tmp_path / "a", tmp_path / "b")
+    (found,) = comparison.pairings[0].settings
+    assert (found.name, found.baseline, found.treatment) == ("reasoning_effort", "low", "high")
+    assert comparison.pairings[0].noise is None and "k-low" not in report.text(comparison)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reported"),
+    [([{"correctness": 0.4, "style": 0.8}], 0.4), ([{"correctness": 1.0, "style": 1.0}], None), ([], None)],
+    ids=["mean", "highest", "none"],
+)
+def test_of_several_rewards_harbors_mean_is_held_and_no_number_of_ours(
+    tmp_path: Path, metrics: list[dict[str, float]], reported: float | None
+) -> None:
+    """Trials without a reward count as 0 in Harbor's mean of it (harbor 0.26.0, `metrics/base.py`)."""
+    for at in range(5):
+        trial(tmp_path / "job", at, {"correctness": float(at % 2), "style": 1.0} if at else None)
+    names = [f"t{at}__x" for at in range(1, 5)]
+    stats = {"correctness": {"1.0": names[::2], "0.0": names[1::2]}, "style": {"1.0": names}}
+    of_job = {"n_trials": 4, "metrics": metrics, "reward_stats": stats, "exception_stats": {"E": ["t0__x"]}}
+    document(
+        tmp_path / "job" / "result.json",
+        {"id": "j", "n_total_trials": 5, "stats": {"evals": {"agent__m__bench": of_job}}},
+    )
+    comparison = compared(tmp_path / "job", tmp_path / "job", score="correctness", unreconciled=True)
+    assert [number.reported for number in comparison.sides[0].reported] == ([] if reported is None else [reported])
+
+
+def test_older_jobs_of_harbor_name_models_without_slashes(tmp_path: Path) -> None:
+    about = {"agent_info": {"name": "agent", "version": "1", "model_info": {"name": "org/m"}}}
+    for at in range(4):
+        trial(tmp_path / "job", at, {"reward": at % 2}, **about)
+    stats = {
+        "evals": {"agent__org-m__bench": {"n_trials": 4, "metrics": [{"mean": 0.9}], "reward_stats": {"reward": {}}}}
+    }
+    document(tmp_path / "job" / "result.json", {"id": "j", "n_total_trials": 4, "stats": stats})
+    refused(lambda: compared(tmp_path / "job", tmp_path / "job"), BadInput, "0.9", "harbor")
+
+
+def test_trials_of_several_steps_have_their_costs_and_each_step_its_verdict(tmp_path: Path) -> None:
+    for at in range(4):
+        spent = {"n_input_tokens": 10, "n_output_tokens": 5, "cost_usd": 0.25}
+        steps = [
+            {"step_name": name, "agent_result": spent, "verifier_result": {"rewards": {"reward": reward}}}
+            for name, reward in (("one", 1.0), ("two", float(at % 2)))
+        ]
+        trial(tmp_path / "job", at, {"reward": 0.5 + at % 2 / 2}, step_results=steps, agent_result=None)
+        for name in ("one", "two"):
+            said = {"step_id": 1, "source": "agent", "message": f"{at} {name}"}
+            transcript = {"schema_version": "ATIF-v1.6", "agent": {"name": "agent"}, "steps": [said]}
+            document(tmp_path / "job" / f"t{at}__x" / "steps" / name / "agent" / "trajectory.json", transcript)
+    sides = compared(tmp_path / "job", tmp_path / "job").sides
+    assert sides[0].mean == 0.75 and sides[0].costs["cost_usd"] == 0.5
+    rows = imported(tmp_path / "run", tmp_path / "job").rows(ROLLOUT)
+    rewards = {row["task_id"]: row["reward"] for row in rows}
+    assert rewards == {f"t{at}/{name}": 1.0 if name == "one" else at % 2 for at in range(4) for name in ("one", "two")}
+    assert {row["env"] for row in rows} == {"bench"} and {row["cost_usd"] for row in rows} == {0.25}
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_trial_keeps_its_verdict_beside_transcripts_of_another_format(tmp_path: Path, sessions: int) -> None:
+    """Harbor's agent for Claude Code writes no trajectory where several sessions are found."""
+    for at in range(4):
+        trial(tmp_path / "job", at, {"reward": at % 2}, agent_result={"cost_usd": 0.1})
+        for number in range(sessions):
+            parts = [{"type": "text", "text": f"{at} {number}"}]
+            messages = [{"role": "user", "content": f"{at}?"}, {"role": "assistant", "model": "c", "content": parts}]
+            lines = [
+                {"type": message["role"], "message": message, "sessionId": f"{at}{number}", "uuid": f"{place}"}
+                | {"parentUuid": f"{place - 1}" if place else None}
+                for place, message in enumerate(messages[: 1 if at == sessions == 1 else 2])
+            ]
+            folder = tmp_path / "job" / f"t{at}__x" / "agent" / "sessions" / f"{number}"
+            folder.mkdir(parents=True)
+            jsonl(folder / "log.jsonl", *lines)
+    rows = imported(tmp_path / "run", tmp_path / "job").rows(ROLLOUT)
+    judged = {
+        row["task_id"]: (row["reward"], row["env"], row["model"], row["cost_usd"])
+        for row in rows
+        if row["env"] == "bench"
+    }
+    assert judged == {f"t{at}": (at % 2, "bench", "m", 0.1) for at in range(4)}
+    assert len(rows) == (4 if sessions == 1 else 12)
+    assert all(row["reward"] is None for row in rows if row["env"] != "bench")
+
+
 def helm(folder: Path, names: tuple[str, ...] = ("exact_match", "quasi_exact_match")) -> Path:
     rows = [
         {"instance_id": f"id{at}", "train_trial_index": 0}

@@ -171,7 +171,8 @@ def test_a_trial_is_one_item_whatever_its_agent_left(tmp_path: Path) -> None:
     assert logs.read(str(tmp_path / "job")).items["task"].to_pylist() == ["hello-world"]
     for file in agent.glob("trajectory*.json"):
         file.unlink()
-    assert {rollout.env for rollout in read(tmp_path / "job")[0]} == {"claude-code"}, "the only transcript"
+    (only,) = read(tmp_path / "job")[0]
+    assert (only.env, only.task_id, only.reward) == ("tb", "hello-world", 1.0), "the only transcript"
     assert logs.read(str(tmp_path / "job")).scores["reward"].to_pylist() == [1.0]
 
 
