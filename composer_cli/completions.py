@@ -33,7 +33,7 @@ from composer_cli.loopback import HOST, HOSTS, address
 from composer_cli.sampler import Likeliest, Sampler, SamplingQuestion, ScoredAnswer
 from composer_stages.data_files import load_toml
 from composer_stages.errors import InfrastructureError, refusal
-from composer_stages.formats.messages import message
+from composer_stages.formats.messages import conversation
 from composer_stages.messages import MessageParts, least_tokens, read, write
 from composer_stages.policy.base import Turn
 from composer_stages.policy.tool_calls import declare_tools, normalise_calls
@@ -76,6 +76,7 @@ class EarlierCall(BaseModel):
     """A tool call of an earlier answer."""
 
     function: CalledFunction
+    id: str | None = None
 
 
 class ChatMessage(BaseModel):
@@ -204,7 +205,9 @@ class CompletionPages:
         if chat.chat_template_kwargs and chat.chat_template_kwargs != pinned:
             text = Sentence("cli.chat-template-kwargs-differ", kwargs=chat.chat_template_kwargs, pinned=pinned)
             raise RefusedRequest(text, param="chat_template_kwargs")
-        messages = [message(chat_message.model_dump(exclude_none=True)) for chat_message in chat.messages]
+        if chat.top_logprobs and not chat.logprobs:
+            raise RefusedRequest(Sentence("cli.top-without-logprobs"), param="top_logprobs")
+        messages = conversation(chat_message.model_dump(exclude_none=True) for chat_message in chat.messages)
         questions = self._questions(
             chat,
             [Turn(messages, 0, tools=chat.tools)],

@@ -234,6 +234,8 @@ def _write_model(policy: PolicyConfig, config: Config, out: RunWriter) -> None:
 def _name_older_tokenizer(folder: Path) -> None:
     """Describe a tokenizer by the words that transformers 4 reads, too, which are those of version 5 before its own."""
     path = folder / "tokenizer_config.json"
+    if not path.is_file():  # a folder may describe its tokenizer in `tokenizer.json` alone
+        return
     settings = store.read_json(path)
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"

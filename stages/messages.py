@@ -215,7 +215,10 @@ def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str
     They are statements before the template: a saved tokenizer renders alike elsewhere, and the template's digest covers
     them.
     """
-    lines = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}" for name, value in sorted(settings.items()))
+    # Jinja reads the escapes of one character, and of those beyond 16 bits JSON has two halves.
+    lines = "".join(
+        f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} -%}}" for name, value in sorted(settings.items())
+    )
     if "strftime_now" in tokenizer.chat_template:
         # As transformers writes them, whose directives are those of this machine's library.
         directives = sorted({*DIRECTIVE.findall(tokenizer.chat_template)})

@@ -198,7 +198,8 @@ class RecipeResult:
 
 
 def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConfig, folder: Path) -> RecipeResult:
-    """Run the recipe over rollouts (id, messages); its files stay in `folder`."""
+    """Run the recipe over rollouts (id, messages); its files stay in `folder`, in which the program runs."""
+    folder = folder.absolute()
     dataset, result, ids = folder / "rollouts.jsonl", folder / "kept" / "kept.jsonl", set[str]()
 
     def samples() -> Iterator[Row]:
@@ -211,7 +212,7 @@ def run_recipe(rollouts: Iterable[tuple[str, list[Message]]], config: JuicerConf
         store.write_lines(file, samples())
     # An interrupted attempt may have left a result and traces, which would be read as those of this one.
     shutil.rmtree(result.parent, ignore_errors=True)
-    recipe = Path(config.recipe or "").expanduser()
+    recipe = Path(config.recipe or "").expanduser().absolute()
     words = ["--config", str(recipe), "--dataset_path", str(dataset)]
     words += ["--export_path", str(result), "--np", "1", "--keep_stats_in_res_ds", "true"]
     operators = sorted({match.decode() for match in DROPPING.findall(_read_recipe(config.recipe or ""))})
@@ -266,7 +267,7 @@ def program(command: str) -> str:
         raise UsageError("juicer-missing", program=command)
     if Path(path).parent == Path(sys.executable).parent:
         raise UsageError("juicer-in-own-environment", path=path)
-    return path
+    return os.path.abspath(path)
 
 
 def _run(words: list[str], folder: Path) -> None:

@@ -10,11 +10,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
-
-import orjson
 
 from composer_stages import json_text, messages
 from composer_stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
@@ -170,6 +169,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "array": (list,),
     "object": (dict,),
+    "null": (type(None),),
 }
 
 
@@ -211,7 +211,7 @@ def run_calls(environment: Any, text: str, *, fault: str | None = None) -> Obser
     )
 
 
-CONSTANTS = {"True": "true", "False": "false"}
+CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 """How chat templates, which are Python, write JSON's constants."""
 
 
@@ -220,8 +220,7 @@ def _from_text(text: str, kinds: tuple[type, ...]) -> Any:
     if str in kinds:
         return text
     with suppress(ValueError):
-        json_text.require_shallow(text)
-        value = orjson.loads(CONSTANTS.get(text.strip(), text))
+        value = json_text.strict_loads(CONSTANTS.get(text.strip(), text))
         return value if isinstance(value, kinds) else text
     return text
 
@@ -232,27 +231,35 @@ def check_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> tuple[str,
     Checked are these parts of JSON schema: required and unknown properties, types of the top level, `enum`. A text
     that stands for a value of the declared type is that value: families that write calls as XML have no other.
     """
-    schema = next((tool["parameters"] for tool in tools if tool["name"] == call.name), None)
-    if schema is None:
+    tool = next((tool for tool in tools if tool["name"] == call.name), None)
+    if tool is None:
         return Sentence("envs.no-such-tool", tool=call.name, tools=[tool["name"] for tool in tools]), {}
     try:
-        json_text.require_shallow(call.arguments)
-        arguments = orjson.loads(call.arguments)
+        arguments = json_text.strict_loads(call.arguments)
     except ValueError as error:
         return Sentence("envs.arguments-not-json", tool=call.name, error=error), {}
     if not isinstance(arguments, dict):
         return Sentence("envs.arguments-not-an-object", tool=call.name), {}
-    properties = schema.get("properties", {})
+    schema = tool.get("parameters") or {}
+    properties, others = schema.get("properties") or {}, schema.get("additionalProperties")
     if missing := [name for name in schema.get("required", ()) if name not in arguments]:
         return f"{call.name} needs the argument {missing[0]!r}.", {}
     for name, written in arguments.items():
-        if name not in properties:
+        if name not in properties and not (others or schema.get("patternProperties")):
             return Sentence("envs.no-such-argument", tool=call.name, name=name, arguments=list(properties)), {}
-        kinds = KINDS.get(properties[name].get("type", ""))
-        value = arguments[name] = _from_text(written, kinds) if isinstance(written, str) and kinds else written
+        given = properties.get(name, others)
+        declared: Mapping[str, Any] = given if isinstance(given, dict) else {}  # `true` takes every value
+        types = declared.get("type") or []
+        types = [types] if isinstance(types, str) else types
+        known = [KINDS[each] for each in types if each in KINDS]
+        kinds = tuple(chain.from_iterable(known)) if len(known) == len(types) else ()
+        value = _from_text(written, kinds) if isinstance(written, str) and kinds else written
+        if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
+            value = int(value)  # 5.0 is an integer of JSON schema
+        arguments[name] = value
         # bool is a subclass of int in Python, but no number in JSON schema.
         if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
-            return Sentence("envs.argument-type", name=name, tool=call.name, type=properties[name]["type"]), {}
-        if "enum" in properties[name] and value not in properties[name]["enum"]:
-            return Sentence("envs.argument-choice", name=name, tool=call.name, choices=properties[name]["enum"]), {}
+            return Sentence("envs.argument-type", name=name, tool=call.name, type=" or ".join(types)), {}
+        if "enum" in declared and value not in declared["enum"]:
+            return Sentence("envs.argument-choice", name=name, tool=call.name, choices=declared["enum"]), {}
     return "", arguments

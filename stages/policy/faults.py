@@ -176,10 +176,14 @@ def _is_beyond(fault: Fault, sent: Sent) -> bool:
 # Waits: a number of seconds, a date, a duration such as 6m0s, or a time since 1970 in seconds or milliseconds.
 
 _WAIT = re.compile(
-    r"(?:again|retry|wait)(?: after| in| for)?:? ((?:[\d.]+ ?(?:m?s|m(?=\d)|seconds?|minutes?))+)\b", re.IGNORECASE
+    r"(?:again|retry|wait)(?: after| in| for)?:? "
+    r"((?:[\d.]+ ?(?:ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])"
+    r"(?:,? and |, | )?)+)",
+    re.IGNORECASE,
 )
 _OF_LIMITS = re.compile("retry[-_]after|ratelimit", re.IGNORECASE)
-_UNITS = {"ms": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "d": 86400}
+_UNITS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60}
+_UNITS |= {"h": 3600, "hr": 3600, "hour": 3600, "d": 86400, "day": 86400}
 
 
 def told_wait_s(headers: Mapping[str, str], fault: Fault) -> float | None:
@@ -196,7 +200,7 @@ def told_wait_s(headers: Mapping[str, str], fault: Fault) -> float | None:
 
 
 def _duration_s(text: str) -> float | None:
-    text = text.strip()
+    text = re.sub(r",? and |, (?=\d)", " ", text.strip(" ,"))
     parts = re.findall(r"([\d.]+) ?([a-z]+)", text.lower())
     with suppress(ValueError, TypeError, OverflowError, KeyError):
         if parts and re.fullmatch(r"(?:[\d.]+ ?[a-z]+ ?)+", text.lower()):

@@ -126,8 +126,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, model: Any) -> None:
     ends = list(dict.fromkeys(end for end in ends if end is not None))
     if ends:
         writer.add_eos_token_id(ends[0])
-    if len(ends) > 1:
-        writer.add_eot_token_id(ends[1])
+    # All that end an answer in llama.cpp; a fourth has no key, but llama.cpp knows the usual ones by their texts.
+    for add_end, end in zip((writer.add_eot_token_id, writer.add_eom_token_id), ends[1:], strict=False):
+        add_end(end)
     for add, number in (
         (writer.add_bos_token_id, tokenizer.bos_token_id),
         (writer.add_pad_token_id, tokenizer.pad_token_id),

@@ -446,3 +446,22 @@ def test_a_taken_port_is_reported(served: Running) -> None:
         bound(70_000)
     with bound(0) as free, pytest.raises(OSError, match="refused"):
         socket.create_connection(free.getsockname())
+
+
+def test_results_are_in_the_order_of_their_calls_and_a_refusal_is_an_answer() -> None:
+    model = Scripted({})
+    seen: list[Any] = []
+    model.render = lambda turn: seen.append(turn.messages) or [5]  # type: ignore[method-assign,assignment,func-returns-value]
+    calls = [
+        {"id": place, "type": "function", "function": {"name": "look", "arguments": f'{{"at": "{place}"}}'}}
+        for place in ("paris", "rome")
+    ]
+    results = [{"role": "tool", "tool_call_id": place, "content": f"{place} it is"} for place in ("rome", "paris")]
+    refusal = {"role": "assistant", "content": None, "refusal": "I will not."}
+    asked = [*told("go"), {"role": "assistant", "content": None, "tool_calls": calls}, *results, refusal, *told("why?")]
+    with running(model) as server:
+        server.ask(messages=asked)
+        with pytest.raises(openai.BadRequestError, match="logprobs: true"):
+            server.ask(messages=told("go"), top_logprobs=2)
+    contents = [message["content"] for message in seen[0]]
+    assert contents[2:] == ["paris it is", "rome it is", "I will not.", "why?"]

@@ -180,3 +180,14 @@ def test_data_juicer_itself_drops_what_is_short_and_what_is_equal(
     assert told["r1"]["reason"].startswith("text_length_filter (text_len ") and told["r0"]["reason"] is None
     assert orjson.loads(told["r0"]["stats_json"])["text_len"] == len("user: Q\n\nassistant: ") + 40
     assert [row["action"] for row in run.rows(STEP)] == ["A" * 40, "B" * 50]
+
+
+def test_paths_are_those_of_where_the_command_runs(
+    tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data-Juicer runs in a folder of its own, in which a relative path is another file."""
+    program, source = stand_in(tmp_path / "elsewhere"), played(tmp_path, "A" * 40)
+    monkeypatch.chdir(tmp_path)
+    config = normalize.Config(dj={"recipe": "recipe.yaml", "command": f"elsewhere/{Path(program).name}"})
+    done = runner.execute("normalize", {"rollouts": source}, config, root=Path("artifacts"))
+    assert len(Run(done.path).rows(ROLLOUT)) == 1

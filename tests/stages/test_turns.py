@@ -325,3 +325,11 @@ def test_a_tokenizer_without_an_end_token_ends_answers_as_its_template() -> None
     tokenizer = byte_tokenizer(FORMS["the answer ends with eos_token"].template, None, ["<start>", "<end>"])
     assert tokenizer.eos_token_id is None and end_id(tokenizer) == tokenizer.convert_tokens_to_ids("<end>")
     assert tokenizer.decode(answer_ids(tokenizer, conversation("a"), "b")[0]) == "b<end>"
+
+
+def test_settings_of_a_template_are_texts_of_any_characters() -> None:
+    """Jinja reads the halves in which JSON writes a character beyond 16 bits as two."""
+    tokenizer = byte_tokenizer("{{ persona }}", "</s>", [])
+    text = 'hi \U0001f600 é \u2028 "q" {{ x }} {% y %} \\n \n'
+    pin_settings(tokenizer, {"persona": text}, PolicyConfig(model="m").template_date)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False) == text

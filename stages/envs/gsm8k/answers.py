@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
+from math import factorial
 from pathlib import Path
 from typing import IO, cast
 
@@ -35,12 +36,23 @@ QUANTITY = re.compile(
 """A number, or an expression of numbers; times of day are none."""
 HEADING = re.compile(r"(?i)(?:step|part|case|problem|question|solution(?!\s*[:=]\s*\S)|note)\b|\d+[.):]\s+[a-z]")
 ENUMERATOR = re.compile(r"^\s*\d+[.)]\s+(?=\D)")
-ASIDE = re.compile(r"(?<=[\w%])\s+\([^()]*\)")
-"""What stands in brackets behind a word or number."""
+ASIDE = re.compile(r"(?<=[\w%])\s+\([^()]*\)|(?<=\*\*)\s+\([^()]*[A-Za-z][^()]*\)")
+"""What stands in brackets behind a word or number, or behind bold text."""
+REASON = re.compile(r"(?i)[\s,;]+(?:since|because|where|when|as|if|given|assuming|provided)\b")
+"""What begins why or when an answer holds, with numbers of its own: 30 since 25 = 30 - 5."""
+FACTORIAL = re.compile(r"(?<![\d.,])(1?\d|20)!(?![!=])")
 TAG = re.compile(r"(?is)<answer>(.*?)(?:</answer>|\Z)")
 HASHES = re.compile(r"(?<!#)####(?!#)(.*)")
-PHRASE = re.compile(r"(?i)\b(?:answers?|correct (?:option|choice))\b[\s*_]*(?:\bis\b|\bare\b|[:=])[\s*_:]*(.*)")
+PHRASE = re.compile(
+    r"(?i)(?<!\bwrong )(?<!incorrect )(?<!\bfalse )"
+    r"\b(?:answers?|correct (?:option|choice))\b[\s*_\"']*(?:\bis\b|\bare\b|[:=])[\s*_:\"']*(.*)"
+)
 NOT = re.compile(r"(?i)(?:is )?(?:not|neither|never)\b")
+INSTEAD = re.compile(
+    r"(?i)(?:is )?not\b.*?(?:\bbut\b|\brather\b"
+    r"|[.,;]\s+(?:it|that|the (?:correct |right )?answer)(?:['’]s| is)\b)\s*(.*)"
+)
+"""What is the answer after a number that is not: not 30 but 25."""
 DENIED = re.compile(r"(?i)\b(?:not|neither|never|can(?:no|'|’)t be)\s+[-$€£(]*$")
 DENYING = re.compile(r"(?i)[^\w.]*(?:is|was) (?:not|wrong|incorrect)\b")
 """What stands before, and behind, a number that is said not to be the answer."""
@@ -238,7 +250,8 @@ def _boxes(line: str) -> Iterator[str]:
             continue
         between = line[ends[-1][1] + 1 : start].replace("$", "") if ends else ""
         ends = [*(ends if not between.strip() or JOINED.fullmatch(between) else []), (begin, end)]
-    yield from (line[begin:end] for begin, end in ends)
+    # Outside of boxes the sign is an exclamation mark.
+    yield from (FACTORIAL.sub(lambda of: str(factorial(int(of[1]))), line[begin:end]) for begin, end in ends)
 
 
 def _spans(text: str) -> Iterator[tuple[int, int, int]]:
@@ -300,13 +313,19 @@ def _expressions(mark: str, is_number: bool) -> list[str]:
     """Return the expressions of a marked text: one, or several that stand side by side."""
     mark = mark.strip(" *_`:#\t").rstrip(".")
     if NOT.match(mark):
-        return []
+        instead = INSTEAD.match(mark)
+        if not instead or NOT.match(instead[1]):
+            return []
+        mark = instead[1]
     if not is_number:
         formulas = _side_by_side(mark, [*FORMULA.finditer(mark)])
         if formulas and not mark[: formulas[0].start()].strip(" (*"):
             mark = ", ".join(next(filter(None, formula.groups())) for formula in formulas)
         return [mark.strip("$ ").rstrip(".")[:LONGEST]] if mark else []
     mark = next((part for part in reversed(CORRECTION.split(mark)) if QUANTITY.search(part)), mark)
+    mark = ASIDE.sub(lambda aside: "" if "=" in aside[0] else aside[0], mark)
+    if (reason := REASON.search(mark)) and QUANTITY.search(mark[: reason.start()]):
+        mark = mark[: reason.start()]
     _, sign, result = mark.rpartition("=")
     mark = result if sign and re.search(r"\d", result) else mark
     if "\\" in mark:

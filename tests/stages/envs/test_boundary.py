@@ -12,6 +12,7 @@ from composer_stages.envs import boundary
 from composer_stages.envs.base import Grade, Task
 from composer_stages.envs.config import EnvConfig, EnvStageConfig
 from composer_stages.errors import UsageError
+from composer_stages.messages import ToolCall
 from composer_stages.terms import grounds_in_words
 
 PASSED = Grade(1.0, hidden_pass=True)
@@ -92,3 +93,57 @@ def test_the_setting_reaches_every_environment_that_a_stage_opens_and_the_finger
 def test_shares_of_passes_are_given_where_a_ground_is_known() -> None:
     assert grounds_in_words({"report": 1, "values": 3}) == "passes: 75.0 % by values, 25.0 % by report"
     assert grounds_in_words({"": 2}) == grounds_in_words({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "value"),
+    [
+        ({"type": ["integer", "null"]}, "null", None),
+        ({"type": ["integer", "null"]}, "7", 7),
+        ({"type": ["integer", "null"]}, '"None"', None),
+        ({"type": ["integer", "string"]}, '"7"', "7"),
+        ({"type": "integer"}, "265252859812191058636308480000000", 265252859812191058636308480000000),
+        ({"type": "integer"}, "5.0", 5),
+        ({"type": "number"}, "5.0", 5.0),
+        ({}, "36893488147419103233", 2**65 + 1),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "null", None),
+        (True, "[1]", [1]),
+    ],
+)
+def test_what_fits_a_schema_reaches_the_tool_as_it_is(schema: Any, given: str, value: Any) -> None:
+    tools = [{"name": "f", "parameters": {"type": "object", "properties": {"n": schema}}}]
+    problem, arguments = boundary.check_call(ToolCall("f", f'{{"n": {given}}}'), tools)
+    assert (problem, arguments) == ("", {"n": value}) and type(arguments["n"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "given"),
+    [
+        ({"type": ["integer", "null"]}, "true"),
+        ({"type": "integer"}, "5.5"),
+        ({"type": "integer"}, "null"),
+        ({}, "NaN"),
+        ({}, "1" + "0" * 30 + ","),
+        ({}, '"\\ud800"'),
+    ],
+)
+def test_what_does_not_fit_is_the_models_mistake(schema: Any, given: str) -> None:
+    tools = [{"name": "f", "parameters": {"properties": {"n": schema}}}]
+    assert boundary.check_call(ToolCall("f", f'{{"n": {given}}}'), tools)[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "given", "fits"),
+    [
+        ({}, '{"b": 1}', False),
+        ({"additionalProperties": False}, '{"b": 1}', False),
+        ({"additionalProperties": True}, '{"b": 1}', True),
+        ({"additionalProperties": {"type": "string"}}, '{"b": "1"}', True),
+        ({"additionalProperties": {"type": "string"}}, '{"b": 1}', False),
+        ({"patternProperties": {"^b": {}}}, '{"b": 1}', True),
+    ],
+)
+def test_arguments_that_a_schema_allows_beside_its_own_are_taken(more: Any, given: str, fits: bool) -> None:
+    problem, arguments = boundary.check_call(ToolCall("f", given), [{"name": "f", "parameters": more}])
+    assert bool(problem) is not fits and bool(arguments) is fits
+    assert boundary.check_call(ToolCall("g", "{}"), [{"name": "g"}]) == ("", {}), "a tool without parameters"

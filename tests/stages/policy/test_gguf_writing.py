@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFReader
 from support.models import SPECIAL, TEMPLATE
 from support.refusals import refused
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -62,6 +63,10 @@ def test_a_file_reads_as_the_model_that_it_was_written_of(
     ids = tokenizer("<|im_start|>user\nfn 12\u00e9")["input_ids"]
     assert its("<|im_start|>user\nfn 12\u00e9")["input_ids"] == ids
     assert its.chat_template == tokenizer.chat_template and its.eos_token_id == tokenizer.eos_token_id
+    model.generation_config.eos_token_id = [3, 4]
+    gguf_writing.write(model, tokenizer, path, kind, lambda done, total: None)
+    ends = (GGUFReader(path).fields[f"tokenizer.ggml.{end}_token_id"].contents() for end in ("eos", "eot", "eom"))
+    assert [*ends] == [tokenizer.eos_token_id, 3, 4]
     with torch.no_grad():
         far = (again(torch.tensor([ids])).logits - model(torch.tensor([ids])).logits).abs().max()
     assert float(far) < ROUNDING[kind]

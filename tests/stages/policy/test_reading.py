@@ -13,6 +13,7 @@ from support.letters import letter_tokenizer
 from support.server import Reply, answer, kept_in, serving
 
 from composer_stages.errors import ComposerError, Incomplete
+from composer_stages.messages import read as parts_of
 from composer_stages.policy import ask_all
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
 from composer_stages.policy.bills import cost, most_words, read_charge, told_cost
@@ -515,3 +516,13 @@ def test_a_servers_own_amount_counts_before_a_table_and_prices_of_settings_befor
     assert listed["cost_usd"] == pytest.approx((30 * 0.15 + 60 * 0.6) / 1e6) and listed["price_known"]
     assert (told["cost_usd"], told["claimed_usd"]) == (pytest.approx(1e-6), None)
     assert own["cost_usd"] == pytest.approx(LIST_PRICE)
+
+
+def test_numbers_of_calls_are_kept_to_the_digit() -> None:
+    """orjson makes floats of integers beyond 64 bits, and refuses those that no float holds."""
+    numbers = {"n": 2**64 + 1, "m": 10**400, "small": 7}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": numbers}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    found = {**body(TRUE, None), "choices": [{"finish_reason": "tool_calls", "index": 0, "message": message}]}
+    sample = read_as(json.dumps(found).encode(), CallBounds(500, 10**6))
+    assert sample.error_type is None and json.loads(parts_of(sample.text).calls[0].arguments) == numbers
