@@ -14,6 +14,7 @@ The trainer stays TRL's, with all of its arguments. Contracts read from huggingf
 import json
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ from composer_stages.training.scoring import Tree
 from composer_stages.training.step import Channels, ComposedStep
 from composer_stages.words import Sentence
 
+KWARGS = "chat_template_kwargs"
+"""Settings of the chat template for one row, in TRL's datasets."""
 SIDES = ("chosen", "rejected")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Where messages of one program or another have the thoughts of an answer."""
@@ -201,9 +204,9 @@ class _ChannelStep(ComposedStep):
                 self.processing_class,
                 number,
                 row,
-                tools=_tools(row) or own_tools or None,
+                tools=_parsed(number, row, "tools") or own_tools or None,
                 chat_template=self.chat_template,
-                **(settings | (row.get("chat_template_kwargs") or {})),
+                **(settings | (_parsed(number, row, KWARGS) or {})),
             )
             for number, row in enumerate(rows)
         ]
@@ -260,9 +263,19 @@ class _ChannelStep(ComposedStep):
             follower.load(Path(resume_from_checkpoint))
 
 
-def _tools(row: Row) -> list[Any] | None:
-    tools = row.get("tools")
-    return json.loads(tools or "null") if isinstance(tools, str) else tools
+def _parsed(number: int, row: Row, key: str) -> Any:
+    """Return the tools or the template's settings of a row, which tables may hold as JSON; `BadInput` for others."""
+    value = row.get(key)
+    with suppress(ValueError):
+        parsed = json.loads(value or "null") if isinstance(value, str) else value
+        fits = isinstance(parsed, Mapping) if key == KWARGS else isinstance(parsed, list) and all(map(_is_tool, parsed))
+        if parsed is None or fits:
+            return parsed
+    raise BadInput("python.pair-with-malformed-key", number=number, key=key, value=value)
+
+
+def _is_tool(tool: Any) -> bool:
+    return callable(tool) or _has_name(tool)
 
 
 def _with_prompt(number: int, row: Row) -> Row:
@@ -357,13 +370,24 @@ def _is_in(part: str, text: str) -> bool:
 
 
 def _is_message(message: Any) -> bool:
-    """Return whether this is a message: it has a role, and its content is text, parts or nothing."""
+    """Return whether this is a message: it has a role, its content is text, parts or nothing, and calls have names."""
     if not isinstance(message, Mapping) or "role" not in message:
         return False
-    content = message.get("content")
-    return isinstance(content, str | None) or (
-        isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    parts = [] if isinstance(content, str | None) else content
+    return (
+        isinstance(parts, list)
+        and all(isinstance(part, Mapping) for part in parts)
+        and all(isinstance(part.get("text"), str) for part in parts if part.get("type") == "text")
+        and isinstance(calls, list)
+        and all(map(_has_name, [*calls, *filter(None, [message.get("function_call")])]))
     )
+
+
+def _has_name(function: Any) -> bool:
+    """Return whether a tool or a call has a name, by itself or in its `function`."""
+    inner = function.get("function", function) if isinstance(function, Mapping) else None
+    return isinstance(inner, Mapping) and isinstance(inner.get("name"), str)
 
 
 def _hinted(prompt: Any, hint: str) -> Any:

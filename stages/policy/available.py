@@ -99,8 +99,7 @@ def _read_model_context(config: PolicyConfig) -> int | None:
         shape = store.read_json(folder / "config.json")
     except (BadInput, OSError):
         return None
-    context = (shape.get("text_config") or shape).get("max_position_embeddings") if isinstance(shape, dict) else None
-    return context if isinstance(context, int) and context > 0 else None
+    return base.declared_context(shape.get("text_config") or shape) if isinstance(shape, dict) else None
 
 
 def _read_server_context(config: PolicyConfig) -> Any:

@@ -6,7 +6,7 @@ such as `kata:student`, or a server's model. `PolicyConfig.identity` is what a r
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
@@ -495,3 +495,26 @@ class PolicyKind(Protocol):
     def open(self, config: PolicyConfig, *, cache: AnswerFolders, budget: Budget, listener: Listener) -> Policy:
         """Open the configured policy (a classmethod). `config.model` is as the user wrote it."""
         ...
+
+
+SCALING = frozenset({"linear", "dynamic"})
+"""Kinds of rope that multiply the positions in config.json by their factor; others state those that they reach."""
+
+
+def declared_context(shape: Mapping[str, Any]) -> int | None:
+    """Return the positions that a model takes by its config.json, with what its rope scaling adds; None for no number.
+
+    Source: `_get_and_verify_max_len` of vllm-project/vllm. YaRN reaches its factor times the original positions, which
+    model cards tell to add without changing `max_position_embeddings`.
+    """
+    most = shape.get("max_position_embeddings")
+    if not isinstance(most, int) or isinstance(most, bool) or most <= 0:
+        return None
+    rope = shape.get("rope_parameters") or shape.get("rope_scaling") or {}
+    kinds = [rope] if "rope_type" in rope or "type" in rope else [each for each in rope.values() if each]
+    reached = [most]
+    for each in (each for each in kinds if isinstance(each, Mapping)):
+        kind, factor = each.get("rope_type") or each.get("type"), each.get("factor") or 1
+        original = each.get("original_max_position_embeddings") or 0
+        reached.append(int(most * factor) if kind in SCALING else int(original * factor) if kind == "yarn" else most)
+    return max(reached)

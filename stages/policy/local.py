@@ -44,6 +44,8 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
     notices = [Sentence("policy.no-system-messages", model=config.model)] if folded else []
     if config.tool_calls != "none" and not declares_tools(tokenizer):
         notices.append(Sentence("policy.no-tool-declarations", model=config.model))
+    if model_checks.cuts_otherwise(source, tokenizer, revision):
+        notices.append(Sentence("policy.other-tokens", model=config.model, tokenizer=type(tokenizer).__name__))
     form, eos = turn_form(tokenizer), tokenizer.eos_token
     if not form.end and form.closing.strip():  # behind nothing, the mark of the next role may end an answer (GLM)
         notices.append(Sentence("policy.no-end-token", model=config.model, closing=form.closing, eos=eos))
@@ -75,7 +77,7 @@ class LocalPolicy:
 
     def __init__(self, model: Any, tokenizer: Any, config: PolicyConfig) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config
-        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+        self.context = base.declared_context(model.config.get_text_config().to_dict()) or math.inf
         self.model_facts = ModelFacts(config, tokenizer, model.generation_config, self.context)
         self._reused: tuple[sampling.PrefixCache, int] | None = None
 

@@ -15,6 +15,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
@@ -186,6 +188,26 @@ def fit_template(config: PolicyConfig, tokenizer: Any) -> bool:
         inner = '{% else %}{{ "" }}'.join(part.removesuffix("\n") + '{{ "" }}' for part in parts)
         tokenizer.chat_template = f'{{% if tools %}}{{{{ "" }}}}{inner}{{% endif %}}'
     return fitted.startswith(FOLD)
+
+
+TOKENIZER = "tokenizer.json"
+PROBE = '```bash\nls -l .\n```\n  return x.py; don\'t: 2023, 1.5e3\t"É" 日本'
+"""A text that tokenizers which differ in spaces, digits, signs or scripts cut apart otherwise."""
+
+
+def cuts_otherwise(source: str, tokenizer: Any, revision: str | None) -> bool:
+    """Return whether a loaded tokenizer cuts text into other tokens than the model's own `tokenizer.json` does.
+
+    transformers replaces how some families' files part words, whatever these hold (transformers 5.23,
+    `models/qwen2/tokenization_qwen2.py`).
+    """
+    path: Any = Path(source) / TOKENIZER
+    if not Path(source).is_dir():
+        path = try_to_load_from_cache(source, TOKENIZER, revision=revision)
+    if not (isinstance(path, str | Path) and Path(path).is_file() and getattr(tokenizer, "is_fast", False)):
+        return False
+    own = Tokenizer.from_file(str(path)).encode(PROBE, add_special_tokens=False).ids
+    return bool(own != tokenizer(PROBE, add_special_tokens=False)["input_ids"])
 
 
 def require_read_calls(config: PolicyConfig, tokenizer: Any) -> None:

@@ -252,6 +252,18 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
                 ({"prompt": []}, r"'\[\]' as prompt. Give a list of messages"),
                 ({"rejected": [{"from": "gpt", "value": "b"}]}, "as rejected. Give a list of messages with a role"),
                 ({"images": ["x.png"]}, "Pair 0 has images"),
+                *(
+                    ({"chosen": [{"role": "assistant", **odd}]}, "as chosen. Give .* the names of calls")
+                    for odd in (
+                        {"content": [{"type": "text"}]},
+                        {"content": [{"type": "text", "text": None}]},
+                        {"content": None, "tool_calls": [{"function": {"arguments": "{}"}}]},
+                        {"content": None, "tool_calls": "f"},
+                    )
+                ),
+                ({"tools": '[{"name": "f"'}, "as tools. Give a list of functions"),
+                ({"tools": [{"type": "function", "function": {"description": "d"}}]}, "as tools"),
+                ({"chat_template_kwargs": "high"}, "as chat_template_kwargs. Give a table"),
             )
         ),
         (

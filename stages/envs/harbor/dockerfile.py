@@ -26,6 +26,11 @@ APT = re.compile(r"apt(-get)? (update|clean|(-\S+ )*install( -\S+)*(?P<names>( [
 PIP_NAMES = frozenset({"pytest", "pluggy", "iniconfig", "packaging", "pygments"})
 """Distributions that the sandbox shows, in the versions of this installation."""
 APT_NAMES = frozenset({"python3", "python3-pytest", "bash", "coreutils", "git", "ca-certificates", "grep", "sed"})
+IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where the programs of an image are, before a Dockerfile adds to it."""
+VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?)([-+])([^${}\"'\\]*))?\})")
+OTHER_SHELL = re.compile(r"^echo\b.*(?:\\| -[a-z]*[eE])|^printf\b.*\\x|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|&>")
+"""What `sh` of these images (dash) and the sandbox's do otherwise."""
 FILES_ONLY = re.compile(r"(mkdir|touch|chmod|ln|cp|mv|echo|printf)\b|rm -rf? /var/lib/apt/lists/\*$|(true|:)$")
 """Commands of RUN that are carried out in the sandbox, or concern what it does not have."""
 
@@ -61,20 +66,20 @@ def follow_dockerfile(text: str, context: Path) -> DockerRecipe:
     """Parse a Dockerfile into the steps that bubblewrap can follow; `NotFollowed` where it needs an engine."""
     recipe = DockerRecipe()
     for line, word, arguments in read_instructions(text):
-        arguments = _substitute(arguments, recipe.env) if word in ("COPY", "ADD", "WORKDIR", "ENV") else arguments
         if word == "FROM":
             if recipe.image:
                 raise NotFollowed("envs.harbor.several-stages", line=line)
-            recipe.image = arguments.split(" ")[0]
+            named = [each for each in arguments.split() if not each.startswith("--platform=")]
+            recipe.image = named[0] if named else ""
             if not IMAGES.match(recipe.image.rpartition("/")[2]):
                 raise NotFollowed("envs.harbor.foreign-image", line=line, image=recipe.image)
         elif word == "WORKDIR":
-            recipe.workdir = absolute_path(arguments.strip("\"'"), recipe.workdir)
+            recipe.workdir = absolute_path(_expand(arguments, recipe.env, line), recipe.workdir)
             recipe.folders.append(recipe.workdir)
         elif word == "ENV":
-            recipe.env |= _parse_variables(arguments, line)
+            recipe.env |= _parse_variables(arguments, recipe.env, line)
         elif word in ("COPY", "ADD"):
-            copied = _parse_copy(word, arguments, line, recipe.workdir, context)
+            copied = _parse_copy(word, arguments, line, recipe, context)
             recipe.steps.append(copied)
             into = copied.into_folder or copied.target in recipe.folders
             recipe.folders.append(copied.target if into else str(PurePosixPath(copied.target).parent))
@@ -126,22 +131,56 @@ def absolute_path(path: str, workdir: str) -> str:
     return "/" + posixpath.normpath(posixpath.join(workdir, path)).lstrip("/")
 
 
-def _substitute(text: str, env: Mapping[str, str]) -> str:
-    return re.sub(r"\$\{?(\w+)\}?", lambda match: env.get(match[1], match[0]), text)
+def _expand(text: str, env: Mapping[str, str], line: int) -> str:
+    """Return a word of a Dockerfile without its quotes and with its variables, as BuildKit's lexer reads it.
+
+    A variable that is not set is empty. `NotFollowed` for other forms of variables, and for a quote that does not end.
+    Source: `frontend/dockerfile/shell/lex.go` of moby/buildkit.
+    """
+    written, at, quote = list[str](), 0, ""
+    while at < len(text):
+        char, behind = text[at], text[at + 1 : at + 2]
+        at += 1
+        if char == quote:
+            quote = ""
+        elif quote == "'":
+            written.append(char)
+        elif char == "\\":
+            keeps = quote and behind not in ('"', "$", "\\")
+            written.append(char if keeps else behind)
+            at += not keeps
+        elif char in "\"'" and not quote:
+            quote = char
+        elif char == "$" and (match := VARIABLE.match(text, at - 1)):
+            plain, name, colon, operator, word = match.groups()
+            value, at = env.get(plain or name), match.end()
+            is_set = bool(value) if colon else value is not None
+            choices = {"-": value if is_set else word, "+": word if is_set else "", None: value}
+            written.append(choices[operator] or "")
+        elif char == "$" and re.match(r"[\w{(@*#?!$-]", behind):
+            raise NotFollowed("envs.harbor.variable-not-followed", line=line, word=text[:60])
+        else:
+            written.append(char)
+    if quote:
+        raise NotFollowed("envs.harbor.quote-not-closed", line=line, word=text[:60])
+    return "".join(written)
 
 
-def _parse_variables(arguments: str, line: int) -> dict[str, str]:
-    """Parse the variables of one ENV, in either of its forms."""
-    try:
-        words = shlex.split(arguments)
-    except ValueError as error:
-        raise NotFollowed(f"line {line}: {error}") from None
+def _words(text: str) -> list[str]:
+    """Return the words of a line with their quotes, parted by blanks outside of quotes."""
+    return re.findall(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s\\])+|\\$""", text)
+
+
+def _parse_variables(arguments: str, env: Mapping[str, str], line: int) -> dict[str, str]:
+    """Parse the variables of one ENV, in either of its forms; each sees those of earlier instructions."""
+    words, env = _words(arguments), {"PATH": IMAGE_PATH} | dict(env)
     if words and "=" not in words[0]:
-        return {words[0]: arguments.partition(" ")[2].strip()}
-    return dict(word.split("=", 1) for word in words if "=" in word)
+        return {words[0]: _expand(arguments.partition(" ")[2].strip(), env, line)}
+    pairs = (word.split("=", 1) for word in words if "=" in word)
+    return {_expand(name, env, line): _expand(value, env, line) for name, value in pairs}
 
 
-def _parse_copy(word: str, arguments: str, line: int, workdir: str, context: Path) -> CopiedFiles:
+def _parse_copy(word: str, arguments: str, line: int, recipe: DockerRecipe, context: Path) -> CopiedFiles:
     """Parse one COPY or ADD."""
     mode = None
     while flag := re.match(r"--(\w+)(?:=(\S+))?\s+", arguments):
@@ -151,16 +190,17 @@ def _parse_copy(word: str, arguments: str, line: int, workdir: str, context: Pat
             raise NotFollowed("envs.harbor.flag-not-followed", line=line, word=word, flag=flag[1])
         arguments = arguments[flag.end() :]
     try:
-        paths = json_text.loads(arguments) if arguments.startswith("[") else shlex.split(arguments)
+        paths = json_text.loads(arguments) if arguments.startswith("[") else _words(arguments)
     except ValueError as error:
         raise NotFollowed(f"line {line}: {error}") from None
+    paths = [_expand(path, recipe.env, line) for path in paths]
     if len(paths) < 2 or "<<" in arguments or any("://" in path or path.startswith("git@") for path in paths):
         raise NotFollowed("envs.harbor.copies-more-than-files", line=line, word=word)
     *sources, target = paths
     patterns = tuple(absolute_path(path, "/").lstrip("/") for path in sources)
     into = len(sources) > 1 or target.endswith(("/", "/.")) or target in (".", "..")
     into = into or (context / patterns[0]).is_dir()  # the content of a folder goes into one, however it is written
-    return CopiedFiles(patterns, absolute_path(target, workdir), into, word == "ADD", mode)
+    return CopiedFiles(patterns, absolute_path(target, recipe.workdir), into, word == "ADD", mode)
 
 
 def _parse_run(arguments: str, line: int) -> str:
@@ -173,7 +213,7 @@ def _parse_run(arguments: str, line: int) -> str:
         if _is_available(commands[0], line):
             continue  # it succeeds, so that no alternative is run
         for command in commands:
-            if not FILES_ONLY.match(command):
+            if not FILES_ONLY.match(command) or OTHER_SHELL.search(command):
                 raise NotFollowed("envs.harbor.run-not-followed", line=line, command_=command[:60])
         if not commands[0].startswith("rm "):
             carried_out.append(" || ".join(commands))

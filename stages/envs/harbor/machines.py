@@ -27,7 +27,7 @@ from typing import IO, Protocol
 from composer_stages.envs import folders
 from composer_stages.envs.folders import UnwieldyTree
 from composer_stages.envs.harbor import dockerfile
-from composer_stages.envs.harbor.dockerfile import CopiedFiles, DockerRecipe, NotFollowed
+from composer_stages.envs.harbor.dockerfile import IMAGE_PATH, CopiedFiles, DockerRecipe, NotFollowed
 from composer_stages.envs.harbor.task_folder import ARTIFACTS, ContainerSource, HarborTask, Healthcheck
 from composer_stages.envs.repo import runner, trees
 from composer_stages.errors import InfrastructureError
@@ -414,7 +414,9 @@ class BubblewrapMachine:
             output_bytes=OUTPUT_BYTES,
         )
         home = {"HOME": ROOT_HOME} if ROOT_HOME in self._places else {}  # as in a container, whose user is root
-        self._env = {**home, **recipe.env, "PATH": f"{LINKS}:{programs()}:/usr/local/bin:/usr/bin:/bin"}
+        here = f"{LINKS}:{programs()}:/usr/local/bin:/usr/bin:/bin"
+        path = recipe.env.get("PATH", IMAGE_PATH).replace(IMAGE_PATH, here)
+        self._env = {**home, **recipe.env, "PATH": path}
         self._sandbox: Sandbox | None = None
         self.root = folders.make("machine")
         try:

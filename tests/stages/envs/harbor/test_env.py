@@ -19,7 +19,7 @@ from composer_stages.envs.bash import fenced
 from composer_stages.envs.harbor.env import HarborEnv
 from composer_stages.envs.harbor.verifying import parse_reward
 from composer_stages.envs.task_table import TooManyTasks
-from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.errors import BadInput, ComposerError, InfrastructureError, UsageError
 from composer_stages.runs.kinds import ROLLOUT, TASK
 from composer_stages.sandbox.bubblewrap import MACHINE
 
@@ -309,6 +309,46 @@ def test_a_dockerfile_is_followed_where_it_can_be(made: Any) -> None:
         "/data/out\nb d e\n./d/f ./d/g/h ./in/once ./in/sums.py ./in/x1.txt ./out/e.txt ./out/made ./out/sums.py"
     )
     assert "/pytest\n" in seen and "/git\n" in seen
+
+
+@pytest.mark.parametrize(
+    ("lines", "shell", "seen"),
+    [
+        ('ENV PATH="/app/bin:$PATH"\nCOPY --chmod=755 tool /app/bin/tool', "tool", "found"),
+        ("ENV X=/app/lib:$NONE", 'echo "$X"', "/app/lib:"),
+        ("ENV X=${MODE:-fast} Y=${X:+set}", 'echo "$X,$Y"', "fast,"),
+        ("ENV X=1\nENV Y=${X:+set} Z=${X-other}", 'echo "$Y,$Z"', "set,1"),
+        ("ENV X=\\$OTHER Y='$OTHER' Z=\"a \\$b\"", 'echo "$X,$Y,$Z"', "$OTHER,$OTHER,a $b"),
+        ('ENV MSG hello "world"', 'echo "$MSG"', "hello world"),
+        ("FROM --platform=linux/amd64 python:3.13-slim", "echo one", "one"),
+    ],
+)
+def test_variables_of_a_dockerfile_are_what_docker_makes_of_them(made: Any, lines: str, shell: str, seen: str) -> None:
+    files = python_task()
+    begin = "" if lines.startswith("FROM") else "FROM python:3.13-slim\n"
+    files["environment/Dockerfile"] = f"{begin}{lines}\nWORKDIR /app\n"
+    files["environment/tool"] = "#!/bin/sh\necho found\n"
+    env, task = made(files)
+    env.reset(task)
+    assert env.step(fenced(shell)).content.startswith(f"{seen}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'RUN echo "a\\\\nb" > f',
+        "RUN echo -e a > f",
+        "RUN mkdir -p /app/{a,b}",
+        "RUN echo a &> f",
+        "ENV X=${Y%.*}",
+        "ENV X='a",
+    ],
+)
+def test_what_a_dockerfile_means_in_another_shell_is_refused(made: Any, line: str) -> None:
+    files = python_task()
+    files["environment/Dockerfile"] = f"FROM python:3.13-slim\n{line}\nWORKDIR /app\n"
+    with pytest.raises(ComposerError, match="line 2"):
+        made(files)
 
 
 def test_hostile_archives_and_links_of_a_task_stay_in_the_machine(made: Any, tmp_path: Path) -> None:
