@@ -18,6 +18,7 @@ from composer_stages.runs.ledger import Budget
 from composer_stages.runs.run import AnswerFolders, Listener
 
 BASE_URL = "http://127.0.0.1:9/v1"
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 class EchoPolicy:
@@ -105,3 +106,25 @@ def test_opening_a_model_reports_its_activity(tmp_path: Path) -> None:
         open_policy(config, cache=kept_in(tmp_path), budget=Budget(), listener=lambda what, done, total: None)
         EnvStageConfig().draw(KataEnv, 1)
     assert told == ["importing the libraries for big", "", "opening the model big", "", "preparing the tasks", ""]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"max_position_embeddings": 64, "rope_scaling": None}, 64),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 4.0}}, 256),
+        ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 128),
+        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64),
+        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, 64),
+        *(
+            ({"max_position_embeddings": most, "rope_scaling": YARN}, 256)
+            for most in (64, 256)  # a card tells to add the scaling alone, or both
+        ),
+        ({"max_position_embeddings": 64, "rope_parameters": {"full": YARN, "sliding": {"rope_type": "default"}}}, 256),
+        ({"max_position_embeddings": "many"}, None),
+        ({}, None),
+    ],
+)
+def test_the_context_is_what_scaled_positions_reach(shape: dict[str, Any], tokens: int | None) -> None:
+    assert base.declared_context(shape) == tokens

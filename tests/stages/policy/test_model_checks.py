@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from support.broken_models import BROKEN, PLAIN, QUERY, broken, template
-from support.models import save_tiny, tiny_tokenizer
+from support.models import SPECIAL, save_tiny, tiny_tokenizer
 from support.transcripts import assistant, system, user
-from tokenizers import normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig
 
 from composer_stages.errors import BadInput
@@ -125,6 +125,28 @@ def test_an_end_of_answers_that_is_no_token_is_named(end: str, told: int, tmp_pa
         load_tokenizer(str(folder), PolicyConfig(model=str(folder)))
     notices = [line for line in said if isinstance(line, Notice)]
     assert len(notices) == told and all(end in line for line in notices)
+
+
+@pytest.mark.parametrize(("family", "told"), [("qwen2", 1), ("llama", 0)])
+def test_a_tokenizer_that_transformers_replaces_is_named(family: str, told: int, tmp_path: Path) -> None:
+    """Of Qwen2 it sets how text is parted, whatever `tokenizer.json` holds: here not digit by digit."""
+    folder = save_tiny(tmp_path / "model", characters=None)
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"model_type": family})
+    )
+    core = Tokenizer(models.BPE(unk_token=None))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(["2023 2023 ls ls"], trainer)
+    core.save(str(folder / "tokenizer.json"))
+    said: list[str] = []
+    with on_activity(said.append):
+        load_tokenizer(str(folder), PolicyConfig(model=str(folder)))
+    assert len([line for line in said if isinstance(line, Notice) and "tokenizer.json" in line]) == told
 
 
 # A template without system messages
