@@ -33,7 +33,7 @@ from composer_stages.formats import readers, reading
 from composer_stages.formats.base import FIELDS, Drop
 from composer_stages.formats.files import LFS, Source
 from composer_stages.formats.measurement import ENDED_IN_ERROR, ScoreKind
-from composer_stages.formats.reports import Sidecars
+from composer_stages.formats.reports import STATS, Sidecars
 from composer_stages.runs import store
 from composer_stages.words import Sentence
 
@@ -276,7 +276,7 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
         return None
     if not is_parquet:
         has_id = columns.ids or any(isinstance(first.get(name), str | int | float) for name in NAMES["ids"])
-        if not has_id and next(records, None) is None:
+        if (not has_id or STATS in first) and next(records, None) is None:
             if Sidecars().add(source, first):
                 raise BadInput("comparison.numbers-of-runs", path=path, keys=[*first])
             raise BadInput("comparison.one-object", path=path, keys=[*first])

@@ -63,6 +63,7 @@ TRIAL_SETTINGS = (
 """How trials are played, in the records of an agent and of a trial."""
 SECRET_NAME = re.compile(r"key|token(?!s)|secret|passw|auth|credential", re.IGNORECASE)
 """Arguments of agents whose values are not shown."""
+REGRADED = "regraded"
 INVALID_REWARD = "invalid_reward"
 """The error of a trial whose reward Harbor marks as invalid without an exception that says why."""
 
@@ -80,6 +81,9 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield the rollout of a document, then those of its sub-agents, on which there is no verdict."""
     folder = origin.sidecars.trial_folder(origin.path)
     trial = origin.sidecars.trials[folder] if folder else {}
+    if trial and str(trial.get("id")) in origin.sidecars.regraded:
+        yield origin.make_drop(REGRADED, Sentence("formats.regraded"))
+        return
     log = _log_of(trial, origin)
     if folder:
         trial = _of_step(trial, origin.path.relative_to(folder).parts)
@@ -295,8 +299,11 @@ def is_trial(record: Any) -> bool:
     return has_keys(record, "task_name verifier_result trial_name")
 
 
-def trial_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
+def trial_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory | Drop]:
     """Yield the item of a trial whose agent left no trajectory."""
+    if str(record.get("id")) in origin.sidecars.regraded:
+        yield origin.make_drop(REGRADED, Sentence("formats.regraded"))
+        return
     trajectory = _rollout({"steps": []}, record, is_subagent=False, log=_log_of(record, origin))
     trajectory.unscored = True
     yield trajectory

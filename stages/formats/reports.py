@@ -242,6 +242,8 @@ class Sidecars:
     statements: dict[str, str] = field(default_factory=dict)
     trials: dict[Path, Row] = field(default_factory=dict)
     """Harbor's results of single trials, by folder."""
+    regraded: set[str] = field(default_factory=set)
+    """Ids of trials whose rollout another trial has graded again, whose verdict counts in their place."""
     recorded: dict[Path, tuple[Any, Any]] = field(default_factory=dict)
     """The file and the reader of a trial's record, by the one transcript of another format that the trial has."""
     logs: dict[tuple[Path, Hashable], MeasuredLog] = field(default_factory=dict)
@@ -313,6 +315,8 @@ class Sidecars:
         elif {"task_name", "verifier_result"} <= record.keys() and not isinstance(record["verifier_result"], str):
             # Harbor's result of one trial.
             self.trials[path.parent] = dict(record)
+            graded = (record.get("config") or {}).get("source_trial") or {}
+            self.regraded |= {str(graded["trial_id"])} if graded.get("trial_id") else set()
         elif {"instance_id", "problem_statement", "base_commit"} <= record.keys() and "history" not in record:
             # A row of a SWE-bench dataset; a trajectory (with a history) may repeat these columns.
             self.statements[record["instance_id"]] = record["problem_statement"]

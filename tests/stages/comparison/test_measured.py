@@ -398,6 +398,8 @@ def test_a_job_of_harbor_is_held_against_its_result(tmp_path: Path, mean: float,
     stats = {"evals": {"agent__m__bench": evaluation}}
     document(tmp_path / "job" / "result.json", {"id": "j", "n_total_trials": 4, "stats": stats})
     comparison = compared(tmp_path / "job", tmp_path / "job", unreconciled=True)
+    alone = tmp_path / "job" / "result.json"
+    refused(lambda: compared(alone, alone), BadInput, "of the job", code="comparison.numbers-of-runs")
     (number,) = comparison.sides[0].reported
     assert number.reason == reason and missing(comparison)[0] == {"EnvironmentError": 1}
 
@@ -432,6 +434,17 @@ def test_what_a_killed_job_of_harbor_left_is_no_sample(tmp_path: Path) -> None:
     comparison = compared(tmp_path / "a", tmp_path / "b")
     assert [side.num_tasks for side in comparison.sides] == [4, 4] and not any(missing(comparison))
     assert [*map(str, comparison.sides[1].notes)] == ["1 record left out: unfinished trial"]
+
+
+def test_a_trial_that_was_graded_again_counts_once_with_the_later_verdict(tmp_path: Path) -> None:
+    for at in range(4):
+        trial(tmp_path / "a", at, {"reward": 1})
+        trial(tmp_path / "b" / "first", at, {"reward": 0}, id=f"id{at}")
+        again = {"action": "regrade", "type": "local", "trial_id": f"id{at}"}
+        trial(tmp_path / "b" / "again", at, {"reward": 1}, id=f"new{at}", config={"source_trial": again})
+    comparison = compared(tmp_path / "a", tmp_path / "b")
+    assert means(comparison) == [1.0, 1.0] and comparison.sides[1].notes == ("4 records left out: regraded",)
+    assert len(imported(tmp_path / "run", tmp_path / "b").rows(ROLLOUT)) == 4
 
 
 def test_settings_of_harbors_agents_tell_sides_apart_and_keys_are_not_shown(tmp_path: Path) -> None:
