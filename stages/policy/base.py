@@ -497,15 +497,12 @@ class PolicyKind(Protocol):
         ...
 
 
-SCALING = frozenset({"linear", "dynamic"})
-"""Kinds of rope that multiply the positions in config.json by their factor; others state those that they reach."""
-
-
 def declared_context(shape: Mapping[str, Any]) -> int | None:
     """Return the positions that a model takes by its config.json, with what its rope scaling adds; None for no number.
 
     Source: `_get_and_verify_max_len` of vllm-project/vllm. YaRN reaches its factor times the original positions, which
-    model cards tell to add without changing `max_position_embeddings`.
+    model cards tell to add without changing `max_position_embeddings`. A dynamic rope adds nothing: behind these
+    positions its frequencies depend on the other rows of a pass.
     """
     most = shape.get("max_position_embeddings")
     if not isinstance(most, int) or isinstance(most, bool) or most <= 0:
@@ -516,5 +513,5 @@ def declared_context(shape: Mapping[str, Any]) -> int | None:
     for each in (each for each in kinds if isinstance(each, Mapping)):
         kind, factor = each.get("rope_type") or each.get("type"), each.get("factor") or 1
         original = each.get("original_max_position_embeddings") or 0
-        reached.append(int(most * factor) if kind in SCALING else int(original * factor) if kind == "yarn" else most)
+        reached.append(int(most * factor) if kind == "linear" else int(original * factor) if kind == "yarn" else most)
     return max(reached)

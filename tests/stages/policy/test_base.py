@@ -114,7 +114,7 @@ def test_opening_a_model_reports_its_activity(tmp_path: Path) -> None:
         ({"max_position_embeddings": 64}, 64),
         ({"max_position_embeddings": 64, "rope_scaling": None}, 64),
         ({"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 4.0}}, 256),
-        ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 128),
+        ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 64),
         ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 64),
         ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, 64),
         *(
