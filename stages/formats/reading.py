@@ -44,6 +44,11 @@ LOOK = 20
 PREVIEWS = 50
 SHOWN = 12
 """Keys of a record that a drop lists."""
+SETTINGS = frozenset({"config.json", "lock.json"})
+"""The files that Harbor writes as a job or a trial begins."""
+RECORDED = ("task_id", "env", "log", "measured", "reward", "resolved", "unscored", "terminated_by", "error")
+COSTS = ("prompt_tokens", "completion_tokens", "cost_usd")
+"""What the record of a trial says of its trajectory, and what it says where this does not."""
 TRAJECTORY = TypeAdapter(Trajectory)
 
 
@@ -158,11 +163,10 @@ def detect_formats(
 
 
 def _unfinished(record: Any, origin: Origin) -> Iterator[Drop]:
+    """Yield the drop of what a trial without a result left."""
     yield origin.make_drop("unfinished_trial", Sentence("formats.unfinished-trial"))
 
 
-SETTINGS = frozenset({"config.json", "lock.json"})
-"""The files that Harbor writes as a job or a trial begins."""
 UNFINISHED = Reader("atif", lambda record: True, _unfinished)
 """The reader of a trial without a result beside finished ones."""
 
@@ -258,11 +262,6 @@ def _with_verdict(trajectory: Trajectory, source: Source, reader: Reader, origin
     lacking = {name: getattr(of_trial, name) for name in COSTS if getattr(trajectory, name) is None}
     verdict = {name: getattr(of_trial, name) for name in RECORDED}
     return replace(trajectory, model=of_trial.model or trajectory.model, **verdict, **lacking)
-
-
-RECORDED = ("task_id", "env", "log", "measured", "reward", "resolved", "unscored", "terminated_by", "error")
-COSTS = ("prompt_tokens", "completion_tokens", "cost_usd")
-"""What the record of a trial says of its trajectory, and what it says where this does not."""
 
 
 def completed(trajectory: Trajectory, origin: Origin, reader: Reader) -> Trajectory:
