@@ -59,7 +59,7 @@ from composer_stages.terms import SWE_BENCH, TERMINAL_BENCH, benchmark_of
 COUNTING_AS_FAILED = frozenset({SWE_BENCH, TERMINAL_BENCH})
 """The benchmarks whose own tables count what has no verdict as failed."""
 PERCENT, FEW_PERCENT = 100, 5
-"""The top of a scale in percent, and what no scores of 1 in few samples exceed beside shares of 1."""
+"""The top of a scale in percent, and the score above which a side is on another scale than shares of 1."""
 NEAR_TOTAL = 0.01
 """By how much a row of totals may be rounded."""
 MARKS = (-1, -9, -99, -100, -999, -9999, 999, 9999)

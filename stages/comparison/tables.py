@@ -542,10 +542,12 @@ def _id_columns(texts: Mapping[str, Any], model: Any, metrics: Any, outer: Seque
         return len(keyed.group_by(keyed.column_names).aggregate([]))
 
     spaces = [*SPACES, *(NAMES["context"] if name in NAMES["questions"] else ())]
-    spaces = [space for space in spaces if space in texts and space not in within and not _names_repeats(texts[space])]
+    spaces = [space for space in spaces if space in texts and space not in within]
     num = num_distinct(within) if spaces else len(model)
     for space in spaces:
-        if num < len(model) and (more := num_distinct([*within, space])) > num:
+        if num == len(model) or _names_repeats(texts[space]):
+            continue
+        if (more := num_distinct([*within, space])) > num:
             within, num = [*within, space], more
     return *within[1:], name
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from composer_stages.backends import devices
 from composer_stages.errors import InfrastructureError, UsageError
 from composer_stages.policy import adapters, background
-from composer_stages.policy.base import PolicyConfig, Server, declared_context
+from composer_stages.policy.base import PolicyConfig, Server
 from composer_stages.runs import store
 from composer_stages.runs.run import Listener
 
@@ -344,7 +344,7 @@ def _options(source: str, revision: str | None, dtype: str, rank: int, on_cpu: b
         if dtype == "auto" and str(shape.dtype) == "torch.float32":
             options["dtype"] = "float32"  # vLLM takes auto for 16 bits where weights are in float32
         if on_cpu:
-            options["max-model-len"] = min(declared_context(shape.to_dict()) or CPU_CONTEXT, CPU_CONTEXT)
+            options["max-model-len"] = min(getattr(shape, "max_position_embeddings", CPU_CONTEXT), CPU_CONTEXT)
     return options
 
 
