@@ -124,6 +124,13 @@ def folded(text: str, most: int) -> str:
     return "\n".join(lines)
 
 
+def signed(share: float) -> str:
+    """Return a difference of shares in points, with its sign: "+4.2", and "-0.02" where "-0.0" would hide it."""
+    in_points = 100 * share
+    # Smaller values are those of rounding alone.
+    return f"{in_points:+.1g}" if 5e-4 <= abs(in_points) < 0.05 else f"{in_points:+z.1f}"
+
+
 def p_value(p: float) -> str:
     """Return a p-value in words: "p = 0.012", "p < 0.001"."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"

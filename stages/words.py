@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from composer_stages.data_files import template_environment
-from composer_stages.layout import counted
+from composer_stages.layout import counted, signed
 
 if TYPE_CHECKING:
     import jinja2
@@ -33,6 +33,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "fixed": lambda number, digits=0: f"{number:,.{digits}f}",
     "grouped": lambda number: f"{number:,}",
     "general": lambda number: f"{number:g}",
+    "signed": signed,
 }
 """Formats that every template of sentences may use."""
 CODE = re.compile(r"(?:[a-z][a-z0-9_]*\.)*[a-z0-9]+(?:-[a-z0-9]+)*")

@@ -21,6 +21,7 @@ from composer_stages.layout import (
     escape_line,
     folded,
     markdown_table,
+    signed,
     width,
     without_middle,
     without_shared_start,
@@ -330,7 +331,7 @@ def _value(comparison: "LogComparison", value: float) -> str:
 
 
 def _signed(comparison: "LogComparison", value: float) -> str:
-    return f"{100 * value:+z.1f}{POINTS}" if comparison.binary else f"{value:+z.3g}"
+    return f"{signed(value)}{POINTS}" if comparison.binary else f"{value:+z.3g}"
 
 
 # The page.

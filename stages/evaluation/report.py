@@ -9,7 +9,7 @@ from composer_stages.evaluation.difference import Difference
 from composer_stages.evaluation.outcomes import AT_ZERO, PASSED, PRIMARY, ArmSummary
 from composer_stages.evaluation.verdict import EvalVerdict
 from composer_stages.evaluation.words import SENTENCES, VerdictWords, describe_method, describe_verdict, percent, points
-from composer_stages.layout import aligned, without_middle
+from composer_stages.layout import aligned, signed, without_middle
 from composer_stages.terms import grounds_in_words
 
 WIDTH = 100
@@ -95,9 +95,8 @@ def difference_lines(difference: Difference) -> list[str]:
     ]
     if difference.elsewhere:
         low, high = difference.elsewhere
-        lines.append(
-            f"  in other units: [{100 * low:+z.1f}, {100 * high:+z.1f}]{'' if low > 0 or high < 0 else ', undecided'}"
-        )
+        decided = "" if low > 0 or high < 0 else ", undecided"
+        lines.append(f"  in other units: [{signed(low)}, {signed(high)}]{decided}")
     return lines
 
 

@@ -30,7 +30,6 @@ FORMATS: dict[str, Callable[..., Any]] = {
     "percent": display.percent,
     "plural": layout.plural,
     "share": lambda share, digits: f"{share:.{digits}%}",
-    "signed": display.signed,
     "significant": lambda value: f"{value:.2g}",
     "size": lambda share: f"{100 * share:.1f}",
     "whole": lambda value: f"{value:.0f}",

@@ -6,7 +6,7 @@ from composer_stages.evaluation.difference import Difference, PermutationTest
 from composer_stages.evaluation.inference import ALPHA, MIN_SEEDS, fewest_units
 from composer_stages.evaluation.sentences import Sentences
 from composer_stages.evaluation.verdict import LIMITS, EvalVerdict
-from composer_stages.layout import p_value
+from composer_stages.layout import p_value, signed
 from composer_stages.runs import display
 
 RECOMMENDED_SEEDS = 5
@@ -15,8 +15,8 @@ RECOMMENDED_SEEDS = 5
 
 def points(difference: Difference) -> str:
     """Return a difference in percentage points with its interval and p-value."""
-    low, high = display.signed(difference.low), display.signed(difference.high)
-    return f"{display.signed(difference.estimate)} points [{low}, {high}], {p_value(difference.p_value)}"
+    low, high = signed(difference.low), signed(difference.high)
+    return f"{signed(difference.estimate)} points [{low}, {high}], {p_value(difference.p_value)}"
 
 
 def percent(rate: float | None) -> str:

@@ -38,14 +38,9 @@ def percent(share: float | None) -> str:
     return "\u2013" if share is None else f"{100 * share:.1f} %"
 
 
-def signed(share: float) -> str:
-    """Return a difference of shares in points, with its sign: "+4.2"."""
-    return f"{100 * share:+z.1f}"
-
-
 def points(share: float) -> str:
     """Return a difference of shares in points, with the minus sign of typography."""
-    return signed(share).replace("-", "\u2212")
+    return layout.signed(share).replace("-", "\u2212")
 
 
 Unit = Literal[

@@ -12,6 +12,7 @@ from composer_stages.layout import (
     aligned,
     counted,
     folded,
+    signed,
     singular,
     width,
     without_middle,
@@ -75,3 +76,12 @@ def test_counted_uses_the_plural() -> None:
     assert [counted(number, "family") for number in (0, 1, 1200)] == ["0 families", "1 family", "1,200 families"]
     nouns = {"rollouts": "rollout", "runs of rollouts": "run of rollouts", "table": "table"}
     assert {noun: singular(noun) for noun in nouns} == nouns
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0.042, "+4.2"), (-0.0002, "-0.02"), (0.0004, "+0.04"), (0.0005, "+0.1"), (0.0, "+0.0"), (-2e-18, "+0.0")],
+)
+def test_a_small_difference_keeps_its_sign(share: float, shown: str) -> None:
+    """An interval that ends just below 0 was printed as "+0.0", beside the word worse."""
+    assert signed(share) == shown

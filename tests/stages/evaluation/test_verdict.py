@@ -549,6 +549,7 @@ def test_columns_that_nothing_measured_are_left_out():
     assert "A 50.0 % / 100.0 %, B 65.0 % / 100.0 %" in text_table(decided(judged))
 
 
-def test_a_limit_that_rounds_to_zero_has_no_minus():
+def test_a_limit_beside_zero_keeps_its_sign():
     gain = decided(experiment({"A": 50, "B": 65})).gain
-    assert points(replace(gain, low=-1e-5, high=0.1)).partition("[")[2].startswith("+0.0, +10.0]")
+    for low, shown in ((-1e-17, "+0.0"), (-1e-5, "-0.001")):
+        assert points(replace(gain, low=low, high=0.1)).partition("[")[2].startswith(f"{shown}, +10.0]")
