@@ -74,6 +74,14 @@ def strict_loads(text: str) -> Any:
     return json.loads(text) if LONG_INTEGER.search(data) else value
 
 
+def dumps(value: Any) -> str:
+    """Return a value as a short JSON text, as orjson writes it, but with integers of any size."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 NUMBER, LITERAL = "$number", "$python"
 """Keys of an object that stands for a number, or for a Python literal, whose text it has: {"$python": "{1, 2}"}."""
 MARKED = re.compile(r"\$+(number|python)")

@@ -3,16 +3,14 @@
 `UNUSABLE` lists why a body is not an answer, and whether a retry can help.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import orjson
 
-from composer_stages import endings
+from composer_stages import endings, json_text
 from composer_stages.data_files import load_toml
 from composer_stages.messages import (
     MessageParts,
@@ -279,15 +277,9 @@ def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
         function = call.get("function") or call
         value = next((function[name] for name in TABLE["arguments"] if function.get(name) is not None), None)
         # Some servers give the arguments as an object, where the protocol has the text of its JSON.
-        arguments = value.strip() if isinstance(value, str) else _as_json(value or {})
+        arguments = value.strip() if isinstance(value, str) else json_text.dumps(value or {})
         read.append(ToolCall(str(function["name"] or "").strip(), arguments or "{}"))
     return tuple(read)
-
-
-def _as_json(value: Any) -> str:
-    with suppress(TypeError):  # integers beyond 64 bits
-        return orjson.dumps(value).decode()
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 SLACK = 2
