@@ -29,6 +29,7 @@ from composer_stages.formats.base import (
 )
 from composer_stages.formats.measurement import Aggregate, MeasuredLog, MeasuredSample, Reported, ScoreKind, as_settings
 from composer_stages.formats.reports import STATS
+from composer_stages.runs import store
 from composer_stages.words import Sentence
 
 NAME = "helm"
@@ -47,14 +48,33 @@ def recognises(record: Any) -> bool:
 def of_main_split(
     records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
 ) -> Iterator[NumberedRecord | Drop]:
-    """Yield the instances of the test split, and drops of the others; all of them where none is of the test split."""
-    split_records = [(record, None if isinstance(record, Drop) else _split(record[1])) for record in records]
+    """Yield the instances of the test split, and drops of the others; all of them where none is of the test split.
+
+    Each class of metrics of a run writes an entry for an instance, which HELM joins (`benchmark/runner.py`): so here.
+    """
+    split_records = [(record, None if isinstance(record, Drop) else _split(record[1])) for record in _joined(records)]
     has_test = any(split == "test" for _, split in split_records)
     for record, split in split_records:
         if has_test and split not in (None, "test"):
             yield make_drop(record[0], "other_split", Sentence("formats.other-split", split=split))  # type: ignore[index]
         else:
             yield record
+
+
+def _joined(records: Iterator[NumberedRecord | Drop]) -> list[NumberedRecord | Drop]:
+    """Return the records with all statistics of an instance in its first one."""
+    first: dict[str, Record] = {}
+    joined: list[NumberedRecord | Drop] = []
+    for item in records:
+        if not isinstance(item, Drop) and recognises(item[1]) and isinstance(item[1]["stats"], list):
+            instance = store.digest([item[1].get(name) for name in ("instance_id", "perturbation", "train_trial_index")])
+            if instance in first:
+                first[instance]["stats"] += item[1]["stats"]
+                continue
+            first[instance] = record = {**item[1], "stats": [*item[1]["stats"]]}
+            item = item[0], record
+        joined.append(item)
+    return joined
 
 
 def _split(record: Any) -> str | None:
@@ -105,7 +125,8 @@ def _log(
         Reported(stat["name"]["name"], "mean", float(stat["mean"]), Aggregate.SAMPLES)
         for stat in stats
         if stat["name"].get("name") in names and stat["name"].get("split") == split and stat.get("mean") is not None
-        if not stat["name"].get("perturbation")
+        # There is a number for each part of the split, too.
+        if not stat["name"].get("perturbation") and not stat["name"].get("sub_split")
     ]
     adapter = {"num_fewshot": about.get("max_train_instances")} | {name: about.get(name) for name in NAMES["adapter"]}
     return MeasuredLog(

@@ -11,15 +11,17 @@ OpenHands/software-agent-sdk `openhands/sdk/event` at their states of 2025-11 an
 
 import json
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import Any
 
 from composer_stages.formats.base import FIELDS, INSTANCE, ImportedTurn, Origin, Reader, Record, Trajectory
-from composer_stages.formats.measurement import MeasuredSample, State, reason_of
+from composer_stages.formats.measurement import MeasuredSample, State, reason_of, unread
 from composer_stages.formats.messages import arguments_text, call, context, message, spoken, text
 from composer_stages.formats.reports import stem
 from composer_stages.messages import Message, MessageParts, ToolCall, write
 from composer_stages.rollouts import missing
 from composer_stages.runs import store
+from composer_stages.words import Sentence
 
 NAME = "openhands"
 MISSING = frozenset({missing.PARSE, missing.OPENING})
@@ -34,7 +36,7 @@ def recognises(record: Any) -> bool:
         return False
     history = record.get("history")
     if history is None:
-        return {"instance_id", "test_result", "instruction"} <= record.keys()
+        return {"instance_id", "test_result"} <= record.keys() and not {"instruction", "error"}.isdisjoint(record)
     if not isinstance(history, list) or not OF_A_RUN & record.keys():
         return False
     return all(isinstance(event, list) or (isinstance(event, dict) and "role" not in event) for event in history)
@@ -54,14 +56,16 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     # Reward and verdict are from the tests, in the record or a report; the resolver's own opinion is neither.
     report = record.get("report") or result.get("report") or {}
     resolved = report.get("resolved") if isinstance(report, dict) else None
-    passed = next((result[name] for name in NAMES["passed"] if resolved is None and result.get(name) is not None), None)
+    score, unreadable = _verdict(result) if resolved is None else (None, "")
     # The harness counts what it could not evaluate as unresolved, and what it evaluated whatever ended the agent, as a
     # limit of its steps does.
     ended = ("error", str(record["error"])) if record.get("error") else None
     failures = [name for name in HARNESS_FAILURES if isinstance(report, dict) and report.get(name)]
-    if ended and turns and (resolved is not None or passed in (0, 1)):
+    if ended and turns and (resolved is not None or score is not None):
         failures, ended = [*failures, reason_of(ended)], None
-    measured = MeasuredSample(state=State.SCORED_WITH_ERROR, reason=failures[0]) if failures else MeasuredSample()
+    measured = MeasuredSample(reason=unreadable)
+    if failures:
+        measured = MeasuredSample(state=State.SCORED_WITH_ERROR, reason=failures[0])
     usage = metrics.get("accumulated_token_usage") or {}
     # OpenHands writes `output.jsonl`; a file of another name is taken to be named after its data set.
     file_env = stem(origin.path) if stem(origin.path) != "output" else NAME
@@ -77,7 +81,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         model=(about.get("llm_config") or about.get("llm") or {}).get("model") or about.get("model_name"),
         statement=row.get("problem_statement") or issue.get("body") or None,
         measured=measured,
-        reward=float(passed) if passed in (0, 1) else None,
+        reward=score,
         resolved=None if resolved is None else bool(resolved),
         submission=result.get("git_patch", record.get("git_patch")),
         terminated_by=turns[-1].finish_reason if turns and turns[-1].finish_reason == "length" else None,
@@ -87,6 +91,26 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         cost_usd=metrics.get("accumulated_cost"),
         extra={"agent": about.get("agent_class") or NAME, "test_result": tested, **summary},
     )
+
+
+def _verdict(result: Record) -> tuple[float | None, str]:
+    """Return the score of a benchmark's tests; None and what stands there where no benchmark known here has it.
+
+    Names by the benchmarks' `run_infer.py` at OpenHands 0.62 and in OpenHands/benchmarks at 2026-08.
+    """
+    inner = result.get("eval_result")
+    verdicts = {**inner, **result} if isinstance(inner, dict) else result
+    named = {name: verdicts[name] for name in NAMES["passed"] if verdicts.get(name) is not None}
+    for value in named.values():
+        if isinstance(value, int | float) and isfinite(value):
+            return float(value), ""
+    of_checkpoints = result.get("final_score")
+    if isinstance(of_checkpoints, dict) and (total := of_checkpoints.get("total")):
+        return of_checkpoints["result"] / total, ""
+    if not named and isinstance(result.get("exit_code"), int):  # of aider's tests
+        return float(result["exit_code"] == 0), ""
+    others = [name for name in result if name not in NAMES["no_verdicts"]]
+    return None, unread(named) or (Sentence("formats.no-known-verdict", keys=others) if others else "")
 
 
 def _conversation(history: Iterable[Any], instruction: str | None) -> tuple[list[Message], list[ImportedTurn]]:

@@ -37,11 +37,16 @@ def is_result(record: Any) -> bool:
 
 
 def result_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
-    """Yield the one rollout of a simulation; the file's name is the only trace of its model."""
+    """Yield the one rollout of a simulation; the file's name is the only trace of its model, and of its domain.
+
+    The program's own name for the file has no domain (sierra-research/tau-bench, `tau_bench/run.py`).
+    """
     info = record.get("info") or {}
     domain = next((name for name in ("airline", "retail") if name in stem(origin.path)), NAME)
     statement = (info.get("task") or {}).get("instruction")
     rollout = _rollout(domain, record, record["traj"], record["reward"], record["trial"], statement)
+    if domain == NAME and statement:  # both domains number their tasks from 0
+        rollout.task_id += f"-{store.digest(statement.split())[:8]}"
     # What the program caught: a request that failed, which it records with the reward 0.
     rollout.error = ("error", str(info["error"])) if info.get("error") else None
     yield rollout

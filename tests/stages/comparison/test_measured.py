@@ -576,6 +576,23 @@ def lighteval(folder: Path, num: int = 8) -> Path:
     return folder / "details" / "org" / "m"
 
 
+@pytest.mark.parametrize("function", ["mean", "max"])
+def test_lighteval_of_before_version_1(tmp_path: Path, function: str) -> None:
+    """It describes a task without the number of examples, and writes texts where a column cannot be a table's."""
+    path = lighteval(tmp_path)
+    (details,), (results,) = tmp_path.rglob("*.parquet"), tmp_path.rglob("results_*.json")
+    rows = [{name: str(value) for name, value in row.items()} for row in pq.read_table(details).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows), details)
+    metric = {"metric_name": "em", "higher_is_better": False, "corpus_level_fn": function}
+    number = 0.75 if function == "mean" else 1.0
+    about = {"config_tasks": {"a": {"metric": [metric]}}, "results": {"a|0": {"em": number}}}
+    document(results, {"config_general": {}, **about})
+    comparison = compared(path, path)
+    side = comparison.sides[0]
+    assert (side.mean, side.num_tasks, comparison.lower_is_better) == (0.75, 8, True)
+    assert [each.reported for each in side.reported] == ([0.75] if function == "mean" else [])
+
+
 def verifiers(folder: Path, num: int = 8) -> Path:
     rows = [
         {

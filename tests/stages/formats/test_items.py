@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.transcripts import assistant, document, jsonl, payloads, read, system, tool, user
 
+from composer_stages.comparison import logs
+
 
 def formats(path: Path) -> set[str]:
     return {payload["rollout"]["source"] for payload in payloads(path)}
@@ -56,6 +58,10 @@ def test_results_of_tau_bench(tmp_path: Path) -> None:
     assert [(rollout.task_id, rollout.reward) for rollout in rollouts] == [("airline/3", 1.0)] * 2
     assert formats(path) == {"tau-bench"}
     assert len(rollouts[0].turns) == 2 and "book" in rollouts[0].turns[0].action
+
+    other = [{**first[0], "info": {"task": {"instruction": "You want a refund."}}}]
+    ids = {read(document(tmp_path / f"tool-calling-{at}.json", runs))[0][0].task_id for at, runs in enumerate((first, other))}
+    assert len(ids) == 2, "both domains number their tasks from 0, and the default name of a file tells none"
 
     simulation = {"id": "s", "task_id": "7", "trial": 0, "seed": 5, "messages": talk, "reward_info": {"reward": 0.0}}
     second = {
@@ -130,6 +136,32 @@ def test_statistics_of_helm(tmp_path: Path) -> None:
     about = {(rollout.model, rollout.env) for rollout in rollouts}
     assert formats(tmp_path) == {"helm"} and about == {("org/model", name) for name in ("mmlu", "quac", "boolq")}
     assert Counter(drop.reason for drop in drops) == {"perturbed": 4, "other_split": 2, "unknown_format": 4}
+
+
+def test_each_class_of_metrics_of_helm_writes_an_entry_for_an_instance(tmp_path: Path) -> None:
+    """Entries with statistics of the run alone counted as samples without a score, and a run had two main metrics."""
+
+    def entry(at: int, **means: float) -> dict[str, Any]:
+        part = {"split": "test", "sub_split": "ab"[at % 2]}
+        stats = [{"name": {"name": name, **part}, "mean": mean} for name, mean in means.items()]
+        return {"instance_id": f"id{at}", "train_trial_index": 0, "stats": stats}
+
+    rows = [
+        *(entry(at, num_prompt_tokens=9.0) for at in range(4)),
+        *(entry(at, f1_score=at / 4) for at in range(4)),
+        *(entry(at, toxic_frac=0.0) for at in range(4)),
+    ]
+    document(tmp_path / "per_instance_stats.json", rows)
+    document(tmp_path / "run_spec.json", {"name": "x:model=m", "scenario_spec": {}, "adapter_spec": {"model": "m"}})
+    of_run = [("f1_score", 0.375, {}), ("f1_score", 0.5, {"sub_split": "b"})]
+    document(
+        tmp_path / "stats.json",
+        [{"name": {"name": name, "split": "test", **part}, "count": 1, "sum": 1, "mean": m} for name, m, part in of_run],
+    )
+    rollouts, drops, _ = read(tmp_path)
+    assert [rollout.reward for rollout in rollouts] == [0.0, 0.25, 0.5, 0.75] and not drops
+    assert rollouts[0].log is not None and [told.value for told in rollouts[0].log.reported] == [0.375]
+    assert len(logs.read(str(tmp_path)).items) == 4
 
 
 @pytest.mark.parametrize("with_run", [True, False])

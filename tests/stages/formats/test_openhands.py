@@ -146,3 +146,36 @@ def test_a_verdict_counts_whatever_ended_the_agent(tmp_path: Path, place: str) -
     (payload,) = payloads(path)
     assert rollout.measured.state == State.SCORED_WITH_ERROR and "maximum iteration" in rollout.measured.reason
     assert payload["rollout"]["reward"] == 1.0 and payload["rollout"]["error_type"] is None
+
+
+@pytest.mark.parametrize(
+    ("result", "score"),
+    [
+        ({"success": 0.92, "final_message": "x"}, 0.92),
+        ({"success": 0, "ground_truth": "y"}, 0.0),
+        ({"score": True, "model_answer": "3"}, 1.0),
+        ({"reward": 0.5}, 0.5),
+        ({"passed": False, "rewards": {"reward": 0.0}}, 0.0),
+        ({"exit_code": 0, "test_cases": "x"}, 1.0),
+        ({"exit_code": 1, "test_cases": "x"}, 0.0),
+        ({"eval_result": {"passed": 0.5, "num_tests": 2}}, 0.5),
+        ({"final_score": {"result": 1, "total": 4}}, 0.25),
+        ({"git_patch": PATCH}, None),
+        ({"result": "a text"}, None),
+        ({"fraction_won": 0.5}, None),
+    ],
+)
+def test_each_benchmark_has_its_own_verdict(tmp_path: Path, result: dict[str, Any], score: float | None) -> None:
+    """A fraction counted as no score beside failures that did, and verdicts of other names were not read."""
+    history = [event("user", "message", {"content": "q"}), event("agent", "run", {"command": "ls", "thought": ""})]
+    jsonl(tmp_path / "output.jsonl", row(history, instance_id="a-1", test_result=result))
+    (rollout,), _, _ = read(tmp_path)
+    assert rollout.reward == score
+    if score is None and "git_patch" not in result:
+        assert next(iter(result)) in rollout.measured.reason
+
+
+def test_an_error_without_an_instruction_is_a_failed_rollout(tmp_path: Path) -> None:
+    jsonl(tmp_path / "output.jsonl", {"instance_id": "sk-1", "error": "boom", "test_result": {}})
+    (rollout,), _, _ = read(tmp_path)
+    assert rollout.error == ("error", "boom") and rollout.reward is None
