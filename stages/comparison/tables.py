@@ -48,6 +48,8 @@ COUNTED = frozenset(NAMES["verdicts"]) - {"score", "reward", "value"}
 """Columns of verdicts that may be numbers of successes."""
 ROW, IDS_OF_ITEMS = "id", ("question_id", "example_id", "item_id")
 """The id that may be the number of a row alone, and those that name what was asked."""
+OF_FAILURES = {"accuracy", "correct_count", "total_count"}
+"""Keys of the first line of the Berkeley Function Calling Leaderboard's scores; the others are failures."""
 SCORE_ROOTS = frozenset([*SCORES, *NAMES["groups"]])
 """Columns that are scores, or hold scores by their keys."""
 BENCHMARKS, WITHIN = (
@@ -274,6 +276,8 @@ def _load(path: str, source: Source, columns: Columns) -> pa.Table | None:
     # A table may hold chats beside scores that a set of chats has no name for.
     if formats and not (formats == {CHATS} and SCORE_ROOTS & first.keys() and not CHAT_SCORES & first.keys()):
         return None
+    if first.keys() == OF_FAILURES:
+        raise BadInput("comparison.failures-alone", path=path)
     if not is_parquet:
         has_id = columns.ids or any(isinstance(first.get(name), str | int | float) for name in NAMES["ids"])
         if (not has_id or STATS in first) and next(records, None) is None:

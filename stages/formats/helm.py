@@ -67,7 +67,9 @@ def _joined(records: Iterator[NumberedRecord | Drop]) -> list[NumberedRecord | D
     joined: list[NumberedRecord | Drop] = []
     for item in records:
         if not isinstance(item, Drop) and recognises(item[1]) and isinstance(item[1]["stats"], list):
-            instance = store.digest([item[1].get(name) for name in ("instance_id", "perturbation", "train_trial_index")])
+            instance = store.digest(
+                [item[1].get(name) for name in ("instance_id", "perturbation", "train_trial_index")]
+            )
             if instance in first:
                 first[instance]["stats"] += item[1]["stats"]
                 continue

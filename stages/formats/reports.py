@@ -34,6 +34,8 @@ ERRORS = "error_ids"
 """Instances whose run left no report: a patch that does not apply, a time limit, or a failure of the machine. SWE-bench
 counts them as unresolved."""
 BROKEN = State.SCORED_WITH_ERROR, "no report of the harness"
+OF_PRO = re.compile(r"instance_[\w.-]+__[\w.-]+-[0-9a-f]{40}")
+"""The name of an instance of SWE-bench Pro, which ends in its commit."""
 STATS = "stats"
 """What numbers that a program reports of a folder are described under."""
 TIME = "time of the file"
@@ -89,6 +91,16 @@ class Report:
         self.names = named - HARNESS_FOLDERS - self.verdicts.keys() - {"report", "results"}
 
 
+def is_of_pro(record: Any) -> bool:
+    """Return whether a record is the `eval_results.json` of SWE-bench Pro: a verdict by instance.
+
+    Those that its machinery lost stand in `infra_errors.json` (scaleapi/SWE-bench_Pro-os, `swe_bench_pro_eval.py`).
+    """
+    if not isinstance(record, Mapping) or not record:
+        return False
+    return all(isinstance(each, bool) for each in record.values()) and all(map(OF_PRO.match, record))
+
+
 def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | None:
     """Return the report in a JSON object, None if it is not a report; `TypeError` if its ids are not text."""
     # `resolved_ids` is SWE-bench's report of a run since 2.0, `success_ids` that of SWE-bench-Live; leaderboard
@@ -116,6 +128,8 @@ def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | 
         for name, value in record.items()
         if isinstance(value, Mapping) and isinstance(value.get("resolved"), bool)
     }
+    if is_of_pro(record):
+        single = dict(record)
     return Report(location, single, whole_run=False) if single else None
 
 

@@ -5,6 +5,7 @@ Format read from SWE-agent/SWE-agent at its state of 2026-07-16, `sweagent/types
 
 import re
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Any
 
 from composer_stages import json_text
@@ -53,7 +54,7 @@ def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
     issue = ISSUE.search(question)
     statement = problem.get("text") or (issue.group(1) if issue else None)
     names = (problem.get("id"), (config.get("agent") or {}).get("name"), stem(origin.path))
-    instance = find_instance(names)
+    instance = find_instance(names) or _own_id(problem)
     # Counters begin at 0 and stay there for models that report no usage: unknown, not free.
     stats = {name: value for name, value in (info.get("model_stats") or {}).items() if value}
     return Trajectory(
@@ -70,6 +71,14 @@ def _rollout(attempt: Record, origin: Origin, *, judged: bool) -> Trajectory:
         cost_usd=stats.get("instance_cost"),
         extra={"agent": NAME, "environment": attempt.get("environment"), "exit_status": info.get("exit_status")},
     )
+
+
+def _own_id(problem: Record) -> str | None:
+    """Return the id that a data set gives a problem; None for one that SWE-agent makes of its text, or at random."""
+    own, text = problem.get("id"), problem.get("text")
+    if not isinstance(own, str) or problem.get("type") == "empty":
+        return None
+    return None if isinstance(text, str) and sha256(text.encode()).hexdigest().startswith(own) else own
 
 
 def _conversation(attempt: Record) -> tuple[list[Message], list[ImportedTurn]]:

@@ -37,7 +37,7 @@ from composer_stages.formats.base import (
 )
 from composer_stages.formats.files import Loads, Source
 from composer_stages.formats.measurement import REWARD, Aggregate, MeasuredLog, Reported, ScoreKind
-from composer_stages.formats.reports import BROKEN, FileLocation, parse_report, stem
+from composer_stages.formats.reports import BROKEN, FileLocation, is_of_pro, parse_report, stem
 from composer_stages.formats.swebench_logs import EvalLog, GradedLog
 from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, small_file
 from composer_stages.runs.store import FolderNames
@@ -45,8 +45,10 @@ from composer_stages.terms import SWE_BENCH
 
 PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
 LOST = ("everything but submissions and the verdicts on them",)
-UNNAMED = ("report", "results", "final_report", "per_instance_details")
+UNNAMED = ("report", "results", "eval_results", "final_report", "per_instance_details")
 """Names of reports that name no model."""
+OF_SB_CLI = re.compile(r"swe-bench[\w-]*?__(?:dev|test)__.+")
+"""A report that sb-cli names after data set, split and run."""
 CUT = re.compile(r"^\[\d+ characters left out\]$", re.MULTILINE)
 """What a rollout's submission has in the middle where it was longer than is kept; no program applies it."""
 VERDICTS = {"resolved_ids": True, "unresolved_ids": False}
@@ -97,20 +99,26 @@ def is_report(record: Any) -> bool:
         lists = ("unresolved_ids", "submitted_ids", "completed_ids", "error_ids")
         return any(isinstance(record.get(name), list) for name in lists)
     is_one = isinstance(record.get("resolved"), bool) and "patch_exists" in record and "instance_id" not in record
-    return is_one or all(isinstance(each, dict) and isinstance(each.get("resolved"), bool) for each in record.values())
+    return (
+        is_one
+        or is_of_pro(record)
+        or all(isinstance(each, dict) and isinstance(each.get("resolved"), bool) for each in record.values())
+    )
 
 
 def report_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield an item for each instance that a report lists."""
     if (report := parse_report(FileLocation(origin.path, origin.file, root=origin.path), record)) is None:
         return
-    named, above = stem(origin.path).partition(".")[0], [folder.name for folder in origin.path.parents]
+    # MODEL.RUN.json, where both may have dots: a run seldom does.
+    named, above = stem(origin.path), [folder.name for folder in origin.path.parents]
+    named = named.rpartition(".")[0] or named
     if above[3:4] == ["run_evaluation"]:  # RUN/MODEL/INSTANCE/report.json
         named = above[1]
-    model = None if named in UNNAMED else named.replace("__", "/")
+    model = None if named in UNNAMED or OF_SB_CLI.fullmatch(named) else named.replace("__", "/")
     log = origin.log("", lambda: _log(model, report.total))
     for instance in sorted({*report.verdicts, *report.unjudged}):
-        about = record.get(instance) or {}
+        about = record[instance] if isinstance(record.get(instance), dict) else {}
         trajectory = Trajectory(
             task_id=instance, env=SWE_BENCH, model=model, log=log, unscored=True, cost_usd=about.get("cost")
         )

@@ -751,3 +751,11 @@ def test_units_are_the_same_on_both_sides(tmp_path: Path, docs: tuple[int, int],
     rows = [{"id": at // 2, "doc": f"{at}", "repeat": at % 2, "score": 1} for at in range(60)]
     twice = made(tmp_path / "c.csv", rows)
     refused(lambda: compared(twice, a, unit="doc"), BadInput, "Task", code="comparison.other-units", name="c")
+
+
+def test_a_file_of_failures_alone_is_refused(tmp_path: Path) -> None:
+    """The Berkeley Function Calling Leaderboard lists who failed; without its first line all of a side had failed."""
+    failed = [{"id": f"simple_{at}", "valid": False, "error_type": "t"} for at in range(4)]
+    lines = [{"accuracy": 0.6, "correct_count": 6, "total_count": 10}, *failed]
+    path = jsonl(tmp_path / "BFCL_v4_simple_score.json", *lines)
+    refused(lambda: compared(path, path), BadInput, "failures alone", code="comparison.failures-alone")

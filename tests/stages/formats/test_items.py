@@ -60,7 +60,10 @@ def test_results_of_tau_bench(tmp_path: Path) -> None:
     assert len(rollouts[0].turns) == 2 and "book" in rollouts[0].turns[0].action
 
     other = [{**first[0], "info": {"task": {"instruction": "You want a refund."}}}]
-    ids = {read(document(tmp_path / f"tool-calling-{at}.json", runs))[0][0].task_id for at, runs in enumerate((first, other))}
+    ids = {
+        read(document(tmp_path / f"tool-calling-{at}.json", runs))[0][0].task_id
+        for at, runs in enumerate((first, other))
+    }
     assert len(ids) == 2, "both domains number their tasks from 0, and the default name of a file tells none"
 
     simulation = {"id": "s", "task_id": "7", "trial": 0, "seed": 5, "messages": talk, "reward_info": {"reward": 0.0}}
@@ -156,7 +159,10 @@ def test_each_class_of_metrics_of_helm_writes_an_entry_for_an_instance(tmp_path:
     of_run = [("f1_score", 0.375, {}), ("f1_score", 0.5, {"sub_split": "b"})]
     document(
         tmp_path / "stats.json",
-        [{"name": {"name": name, "split": "test", **part}, "count": 1, "sum": 1, "mean": m} for name, m, part in of_run],
+        [
+            {"name": {"name": name, "split": "test", **part}, "count": 1, "sum": 1, "mean": m}
+            for name, m, part in of_run
+        ],
     )
     rollouts, drops, _ = read(tmp_path)
     assert [rollout.reward for rollout in rollouts] == [0.0, 0.25, 0.5, 0.75] and not drops

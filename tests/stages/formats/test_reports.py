@@ -153,3 +153,20 @@ def test_contradicting_reports_give_no_verdict_and_are_counted(tmp_path: Path) -
     assert [r["hidden_pass"] for r in run.rows(ROLLOUT)] == [True, None, False]
     text = (run.path / "report.txt").read_text()
     assert "reports contradict each other on 1 instances, which have no verdict: a__b-2" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("gpt-4.1.run1", "gpt-4.1"),
+        ("org__model-2.5.run1", "org/model-2.5"),
+        ("org__model", "org/model"),
+        ("swe-bench_verified__test__run", None),
+        ("report", None),
+    ],
+)
+def test_a_report_is_named_after_its_model_and_run(tmp_path: Path, name: str, model: str | None) -> None:
+    """Models with a dot were cut at it, so that gpt-4.1 and gpt-4.5 were one."""
+    document(tmp_path / f"{name}.json", {"resolved_ids": ["a__b-1"], "unresolved_ids": ["a__b-2"]})
+    rollouts, _, _ = read(tmp_path)
+    assert {rollout.model for rollout in rollouts} == {model}

@@ -1,9 +1,11 @@
 """SWE-agent trajectories: history, steps alone, demonstrations, attempts."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.transcripts import INSTANCE, PATCH, assistant, call, document, read, system, user
 
 ASKED = "We have an issue.\nISSUE:\nIt breaks.\n\nINSTRUCTIONS:\nFix it."
@@ -51,3 +53,32 @@ def test_every_attempt_is_a_rollout_and_the_verdict_is_of_the_chosen_one(tmp_pat
     rollouts, _, _ = read(tmp_path)
     assert [rollout.resolved for rollout in rollouts] == [None, True]
     assert {(rollout.model, rollout.task_id) for rollout in rollouts} == {("gpt-4o", INSTANCE)}
+
+
+def test_instances_of_swe_bench_pro_are_judged_by_its_own_file(tmp_path: Path) -> None:
+    """Their ids end in a commit: they were thrown away, and `eval_results.json` was a file of no format."""
+    ids = [f"instance_a__b-{at:040x}-v{at:040x}" for at in range(3)]
+    for name in ids:
+        request = {"agent": {"model": {"name": "m"}}, "problem_statement": {"id": name, "text": "It breaks."}}
+        attempt = {"history": history(), "trajectory": [], "info": INFO, "replay_config": json.dumps(request)}
+        document(tmp_path / name / f"{name}.traj", attempt)
+    document(tmp_path / "preds.json", {name: {"model_name_or_path": "m", "model_patch": "p"} for name in ids})
+    judged = document(tmp_path / "eval_results.json", {ids[0]: True, ids[1]: False})
+    rollouts, _, _ = read(tmp_path)
+    assert {(rollout.task_id, rollout.resolved) for rollout in rollouts} == set(
+        zip(ids, (True, False, None), strict=True)
+    )
+    alone, _, _ = read(judged)
+    assert [(rollout.task_id, rollout.model, rollout.resolved) for rollout in alone] == [
+        (ids[0], None, True),
+        (ids[1], None, False),
+    ]
+
+
+@pytest.mark.parametrize("own", [sha256(b"It breaks.").hexdigest()[:6], None])
+def test_an_id_that_is_made_of_the_text_is_none(tmp_path: Path, own: str | None) -> None:
+    """Six digits of a digest: of a thousand tasks two would have the same."""
+    request = {"problem_statement": {"id": own, "text": "It breaks.", "type": "text"}}
+    document(tmp_path / "a.traj", {"history": history(), "info": INFO, "replay_config": request})
+    (rollout,), _, _ = read(tmp_path)
+    assert rollout.task_id.startswith("swe-agent/")
