@@ -75,8 +75,12 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
     named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if needed := [p.name for p in named if p.default is p.empty and p.name not in options]:
         raise UsageError("envs.option-needed", name=name, options=needed)
-    for option, value in options.items() if is_shipped(name) else ():
+    for option, value in [*options.items()] if is_shipped(name) else []:
         kind, least = type(parameters[option].default), 2 if option == "max_chars" else -(2**63)  # a head and a tail
+        if kind is tuple:  # one text is one element
+            options[option] = value = (value,) if isinstance(value, str) else value
+            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+                raise UsageError("envs.option-no-list", name=name, option_=option, value=value)
         if kind in (int, float) and not (type(value) in (int, kind) and least <= value < 2**63):
             raise UsageError("envs.option-no-number", name=name, option_=option, value=value, whole=kind is int)
     return factory(**options)

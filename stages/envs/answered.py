@@ -7,6 +7,7 @@ from typing import Any
 
 from composer_stages.envs.base import Grade, Observation, Split, Task
 from composer_stages.envs.task_table import TooManyTasks
+from composer_stages.errors import BadInput
 from composer_stages.messages import Message, answer_text
 from composer_stages.terms import Ground
 
@@ -47,7 +48,7 @@ class AnsweredEnv(ABC):
 
     def score(self, answer: str, question: Question) -> float:
         """Return 1 for a right answer, by default for an equal text."""
-        return float(answer.strip() == question.answer)
+        return float(answer.strip() == question.answer.strip())
 
     def correction(self, answer: str, question: Question) -> str:
         """Return the message to the agent after a wrong answer."""
@@ -66,11 +67,15 @@ class AnsweredEnv(ABC):
 
     def tasks(self, split: Split, count: int, seed: int) -> list[Task]:
         """Return the first `count` questions of a split under a seed."""
-        questions = self.questions(split, count, seed)
+        questions = [*self.questions(split, count, seed)]
         if count > len(questions):
             raise TooManyTasks(
                 "envs.too-many-questions", most=len(questions), source=self.source, split=split, count=count
             )
+        for question in questions[:count]:
+            for name in ("question_id", "text", "answer", "family"):
+                if not isinstance(value := getattr(question, name), str):
+                    raise BadInput("envs.question-not-text", name=self.name, question=question, field=name, value=value)
         return [
             Task(
                 f"{self.name}-{question.question_id}",
@@ -96,12 +101,12 @@ class AnsweredEnv(ABC):
     def step(self, text: str) -> Observation:
         """Record the answer and end the rollout; the observation of a wrong answer gives the right one."""
         answer = answer_text(text)
-        self._answer, self._reward = answer, self.score(answer, self._question)
+        self._answer, self._reward = answer, float(self.score(answer, self._question))
         return Observation("" if self._reward >= 1 else self.correction(answer, self._question), stop="answered")
 
     def grade(self) -> Grade:
         """Grade the answer by its score, which is computed once an answer: it may execute something."""
-        reward = self.score("", self._question) if self._reward is None else self._reward
+        reward = float(self.score("", self._question)) if self._reward is None else self._reward
         return Grade(reward, hidden_pass=reward >= 1, protocol_ok=self.is_well_formed(self._answer))
 
     def solution(self) -> list[str]:

@@ -78,6 +78,14 @@ UNIT = re.compile(
 """What stands behind the number of a right answer: 18 dollars."""
 CHOICE = re.compile(r"\W*(?:(?i:option|choice)\W+)?(?:\(([A-J])\).*|([A-J])(?:[).:]\s.*|, not .*|\W*))")
 """A letter of several choices, with what it stands for: (B) 12."""
+TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
+WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ '’-][^\W\d_]+)*")
+"""Words, of which one has three letters: AB may be a segment, and xy a product."""
+DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?([./])\d\d?\1\d{4}")
+COMPOUND = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?(?:_?\d+|_\{\d+\})?){2,}")
+"""The formula of a chemical compound: H2O."""
+BASE = re.compile(r"(?<![A-Za-z\\])\b[0-9A-F]+_\{?(\d+)\}?")
+"""A number and its base: 204_5."""
 HALF_OF_DAY = re.compile(r"(?i)\b([ap])\.?\s?m\b")
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
@@ -108,6 +116,12 @@ def is_right(text: str, right: str) -> bool:
     halves = [{*HALF_OF_DAY.findall(part.lower())} for part in (right, " ".join(answers))]
     if all(halves) and halves[0] != halves[1]:  # math-verify leaves them out
         return False
+    if not (number or choice):
+        if words := _words(right):
+            return bool(answers) and {_plain_words(answer) for answer in answers} == {words}
+        bases = {match[1] for text in (right, *answers) for match in BASE.finditer(text)}
+        if BASE.search(right) and len(bases) > 1:  # which math-verify leaves out
+            return False
     right = number or choice or right
     if not number:
         right, *answers = map(_latex, (right, *answers))
@@ -123,11 +137,29 @@ def boxed(solution: str) -> str:
 
 def number_of(right: str) -> str:
     """Return the number that a right answer is, in one writing and without its unit; "" where it is none."""
+    if DATE.fullmatch(right.strip()):
+        return ""
     for text in (right, UNIT.sub("", right)):
         text = plain(text).strip()
         if QUANTITY.fullmatch(text) and not re.search(r"(?<![\\A-Za-z])[A-Za-z]", text):
             return text
     return ""
+
+
+def _words(right: str) -> str:
+    """Return a right answer of words, or a date, as `_plain_words`; "" for one that is mathematics.
+
+    math-verify reads letters as a product, in which their order is nothing, and a date as a subtraction.
+    """
+    text = TEXT.sub(r"\1", right).strip("$ ")
+    is_product = len(text) < 5 and text in "abcdefghijklmn pqrstuvwxyz"  # xyz, abc
+    is_words = WORDS.fullmatch(text) and not is_product
+    return _plain_words(right) if is_words or DATE.fullmatch(text) or COMPOUND.fullmatch(text) else ""
+
+
+def _plain_words(text: str) -> str:
+    """Return words in small letters, without the marks of LaTeX."""
+    return " ".join(re.sub(r"[_{}$\\]", "", TEXT.sub(r"\1", text)).replace("-", " ").casefold().split()).rstrip(".")
 
 
 def _choice(text: str) -> str:

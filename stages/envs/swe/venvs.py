@@ -181,7 +181,7 @@ def _run(command: list[str], source: Path, env: Mapping[str, str], out: Any) -> 
     variables = {
         name: os.environ[name]
         for name in os.environ
-        if name.lower().endswith("_proxy") or name.startswith(("PIP_", "HOME"))
+        if name.lower().endswith("_proxy") or name.startswith("PIP_") or name == "HOME"
     }
     subprocess.run(
         command,

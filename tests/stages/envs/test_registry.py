@@ -156,3 +156,12 @@ def test_pairs_come_from_functions_of_the_users_own(source: str) -> None:
 )
 def test_a_rollout_has_no_more_steps_than_its_environment_takes_answers(name, options, steps):
     assert envs.most_steps(name, options, 8) == steps
+
+
+def test_one_text_is_a_list_of_one() -> None:
+    """As a list it had its letters: pip was asked for n, u, m, p and y."""
+    one, listed = (load("swe-lite", {"instances": given}) for given in ("a__b-1", ["a__b-1"]))
+    assert vars(one)["_only"] == vars(listed)["_only"] == ("a__b-1",)
+    for value in (3, [3], {"a": 1}, None):
+        with pytest.raises(UsageError, match="env.instances of swe-lite"):
+            load("swe-lite", {"instances": value})

@@ -90,6 +90,29 @@ def test_is_marked(text: str, marked: bool) -> None:
     assert is_marked(text) is marked
 
 
+@pytest.mark.parametrize(
+    ("right", "equal", "other"),
+    [
+        ("listen", "\\text{Listen}", "silent"),
+        ("\\text{Monday}", "Monday.", "Tuesday"),
+        ("foo bar", "Foo bar", "bar foo"),
+        ("BADC", "BADC", "ABCD"),
+        ("H2O", "H_2O", "HO2"),
+        ("2024-01-05", "2024-01-05", "2024-05-01"),
+        ("2024-01-05", "2024-01-05", "2018"),
+        ("5/4/2024", "5/4/2024", "4/5/2024"),
+        ("204_5", "204_{5}", "204_6"),
+        ("11_{2}", "11", "11_{3}"),
+        ("xyz", "zyx", "xy"),
+        ("AB", "BA", "AC"),
+        ("2\\pi", "2\\pi", "\\pi"),
+    ],
+)
+def test_words_and_dates_are_no_mathematics(right: str, equal: str, other: str) -> None:
+    """math-verify takes letters for a product, and a date for a subtraction: silent was listen, and 2018 a day."""
+    assert is_right(f"\\boxed{{{equal}}}", right) and not is_right(f"\\boxed{{{other}}}", right)
+
+
 @needs("real")
 def test_recorded_verdicts_on_the_solutions_of_four_models() -> None:
     rows = read_rows(REAL / "multi-answers" / "gsm8k_example_model_solutions.800.jsonl.gz")

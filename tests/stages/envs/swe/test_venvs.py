@@ -22,17 +22,19 @@ LOCAL = EnvironmentSpec(
 
 @pytest.mark.slow
 def test_an_environment_is_built_once_and_keeps_only_what_was_made(
-    row: dict[str, Any], repos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    row: dict[str, Any], repos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror = require_mirror(repos, row["repo"])
+    monkeypatch.setenv("HOMEBREW_GITHUB_API_TOKEN", "ghp_of_the_user")
+    mirror, spec = require_mirror(repos, row["repo"]), replace(LOCAL, install=f"{LOCAL.install}; env")
     with caplog.at_level(logging.WARNING):
-        built = venvs.prepare_venv(row, LOCAL, mirror, tmp_path)
+        built = venvs.prepare_venv(row, spec, mirror, tmp_path)
     assert "acme__abacus-1.0 is not in a table of swebench here" in caplog.text
     assert built.overlay is not None and list(trees.walk(built.overlay)) == ["abacus/made.py"]
     assert not list(built.folder.glob("lib/python3*/site-packages/pip*")), "pip brings copies of packages along"
     log = tmp_path / "acme__abacus-1.0.log"
+    assert "HOME=" in log.read_text() and "ghp_of_the_user" not in log.read_text()
     log.unlink()
-    assert venvs.prepare_venv(row, LOCAL, mirror, tmp_path) == built and not log.exists()
+    assert venvs.prepare_venv(row, spec, mirror, tmp_path) == built and not log.exists()
 
 
 @pytest.mark.parametrize(
