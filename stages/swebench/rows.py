@@ -1,6 +1,8 @@
 """Rows of a file of instances: JSON, JSON Lines or Parquet."""
 
+import codecs
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,11 @@ def read_records(path: Path) -> Iterator[Any]:
             raise BadInput("swebench.parquet-not-readable", path=path, error=error) from None
         return
     data = path.read_bytes()
-    text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    try:
+        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise BadInput("swebench.file-damaged", path=path, error=error) from None
+    text = text.removeprefix(codecs.BOM_UTF8)
     # By content, whatever the ending: a .json file may hold one row a line.
     try:
         document = _loads(text)

@@ -1,6 +1,7 @@
 """Shared code of the environments whose tasks are repositories: a file tree, a shell on it, and tests as the reward.
 
 trees.py - file trees: list, compare, copy, patch, commit, unpack archives; no link that an agent left is followed
+mirrors.py - git repositories of the user: where they are, their commits, the files of a commit
 task.py - a task: delivered tree, tests that decide, how both are run here and what it needs elsewhere
 session.py - a rollout: sandbox, bash actions, detection of searches for the solution, and the environment's methods
 prompts.toml, searches.toml - its system messages, and the commands that search for the solution

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from composer_stages.envs import folders
 from composer_stages.envs.folders import DEEPEST, LONGEST_PATH, TreeEntry, UnwieldyTree, remove, unlink, write
@@ -229,7 +229,7 @@ def git(root: Path, *arguments: str, codes: tuple[int, ...] = (0,), env: Mapping
     )
     if completed.returncode not in codes:
         raise RuntimeError(f"git {arguments[0]} failed: {completed.stderr.decode(errors='replace').strip()}")
-    return completed.stdout.decode(errors="replace")
+    return os.fsdecode(completed.stdout)
 
 
 ARCHIVE_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar", ".zip", ".whl")
@@ -240,8 +240,19 @@ COMPRESSED: dict[bytes, Callable[[Path], Any]] = {
     b"\xfd7zXZ\0": lzma.LZMAFile,
 }
 """First bytes of a compressed tar archive -> opener."""
-Member = tuple[str, int, int, Callable[[], bytes | None]]
-"""Name, stated size, mode and reader of a file in an archive."""
+
+
+class Member(NamedTuple):
+    """A file or a link in an archive: its name, stated size, mode and content.
+
+    target: of a link what it names, from the top of the archive; empty for a file.
+    """
+
+    name: str
+    size: int
+    mode: int
+    read: Callable[[], bytes]
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -269,22 +280,33 @@ ARCHIVE_LIMITS = ArchiveLimits()
 def extract_archive(archive: Path, folder: Path, limits: ArchiveLimits = ARCHIVE_LIMITS) -> Path:
     """Unpack an archive; return the only folder at its top, or `folder`. `BadInput` if it is damaged or too large.
 
-    Only files are written, one by one below the folder. A link becomes a copy of the member that it names, or is
-    skipped, so that no path leads elsewhere, however `tarfile` treats it (CVE-2025-4517).
+    Only files are written, one by one below the folder. A link becomes a copy of the file or folder of the archive that
+    it names, or is skipped, so that no path leads elsewhere, however `tarfile` treats it (CVE-2025-4517).
     """
     try:
-        written = 0
-        for name, size, mode, data in _members(archive, limits):
+        num_bytes, num_members, links = 0, 0, dict[str, str]()
+        for member in _members(archive, limits):
+            num_members += 1
+            path = _checked_path(member.name)
+            links.pop(path, None)  # the later one of a name counts
+            if member.target:
+                links[path] = member.target
+                continue
             # The stated size, before anything is unpacked: a small archive can hold terabytes of zeros.
-            if written + size > limits.num_bytes:
+            if num_bytes + member.size > limits.num_bytes:
                 raise limits.too_large(archive)
-            if (content := data()) is None:
-                continue  # A link to nothing in the archive.
-            # The stated size of a link is zero, but its copy is as large as the member that it names.
-            written += max(size, len(content))
-            if written > limits.num_bytes:
+            content = member.read()
+            num_bytes += max(member.size, len(content))
+            if num_bytes > limits.num_bytes:
                 raise limits.too_large(archive)
-            write(folder, _checked_path(name), content, mode)
+            write(folder, path, content, member.mode)
+        for path, source in _linked_files(folder, links):
+            num_members, num_bytes = num_members + 1, num_bytes + source.stat().st_size
+            if num_bytes > limits.num_bytes:
+                raise limits.too_large(archive)
+            if num_members > limits.num_members:
+                raise limits.too_many(archive)
+            write(folder, _checked_path(path), source.read_bytes(), source.stat().st_mode & 0o777)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
         raise BadInput("envs.repo.archive-damaged", archive=str(archive), error=str(error)) from None
     except (NotImplementedError, RuntimeError) as error:  # zipfile: a method that it lacks, or a password
@@ -293,23 +315,64 @@ def extract_archive(archive: Path, folder: Path, limits: ArchiveLimits = ARCHIVE
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
+def _linked_files(folder: Path, links: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Yield the path of each file to be written for links, and the file in the folder, which has no link itself.
+
+    A link to nothing, out of the folder or to a folder around it gives none.
+    """
+    for _ in range(MOST_LINKS):  # they may name each other, also in a circle
+        later = {}
+        for path, target in links.items():
+            if target.startswith(("/", "../")) or target == ".." or PurePosixPath(path).is_relative_to(target):
+                continue
+            source = folder / target
+            if source.is_file():
+                yield path, source
+            elif source.is_dir():
+                inside = [entry.path for entry in folders.entries(source) if entry.is_file]
+                yield from ((f"{path}/{name}", source / name) for name in inside)
+            else:
+                later[path] = target
+        links = later
+
+
 def _members(archive: Path, limits: ArchiveLimits) -> Iterator[Member]:
-    """Yield the files of an archive and the links of a tar archive in order, unpacked one by one."""
+    """Yield the files and links of an archive in order, each of which is unpacked when it is read."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zip_file:
             if len(zip_file.infolist()) > limits.num_members:
                 raise limits.too_many(archive)
             for entry in zip_file.infolist():
-                if not entry.is_dir():
-                    yield entry.filename, entry.file_size, 0o644, partial(zip_file.read, entry)
+                mode, name, read = entry.external_attr >> 16, entry.filename, partial(zip_file.read, entry)
+                if stat.S_ISLNK(mode) and entry.file_size <= LONGEST_PATH:  # a link's content is what it names
+                    yield Member(name, 0, 0, read, _target(posixpath.dirname(name), os.fsdecode(read())))
+                elif not entry.is_dir():
+                    yield Member(name, entry.file_size, _mode(mode), read)
         return
     with _plain_tar(archive, limits) as plain, tarfile.open(fileobj=plain, mode="r:") as tar_file:
         for number, info in enumerate(tar_file):
             if number == limits.num_members:
                 raise limits.too_many(archive)
-            if info.isfile() or info.islnk() or info.issym():
-                mode = 0o755 if info.mode & 0o100 else 0o644
-                yield info.name, info.size, mode, partial(_linked_content, tar_file, info)
+            if info.isfile():
+                yield Member(info.name, info.size, _mode(info.mode), partial(_content, tar_file, info))
+            elif info.issym() or info.islnk():
+                # A symbolic link is relative to its own folder, a hard link to the top of the archive.
+                above = posixpath.dirname(info.name) if info.issym() else ""
+                yield Member(info.name, 0, 0, bytes, _target(above, info.linkname))
+
+
+def _mode(mode: int) -> int:
+    return 0o755 if mode & 0o100 else 0o644
+
+
+def _target(above: str, link: str) -> str:
+    """Return the path that a link in the folder `above` names, from the top of the archive."""
+    return posixpath.normpath(posixpath.join(above, link))
+
+
+def _content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
+    opened = file.extractfile(info)
+    return opened.read() if opened else b""
 
 
 @contextmanager
@@ -344,19 +407,3 @@ def _checked_path(name: str) -> str:
     if len(path.parts) > DEEPEST or len(os.fsencode(name)) > LONGEST_PATH:
         raise ValueError(Sentence("envs.repo.member-too-deep", name=name[:80]))
     return str(path)
-
-
-def _linked_content(file: tarfile.TarFile, info: tarfile.TarInfo) -> bytes | None:
-    """Return the bytes of a member, or of the member that a link names; None if that is no file of the archive."""
-    try:
-        # Links may name each other in a circle.
-        for _ in range(MOST_LINKS):
-            if info.isfile():
-                opened = file.extractfile(info)
-                return opened.read() if opened else None
-            # A symbolic link is relative to its own folder, a hard link to the top of the archive.
-            above = posixpath.dirname(info.name) if info.issym() else ""
-            info = file.getmember(posixpath.normpath(posixpath.join(above, info.linkname)))
-    except KeyError:
-        pass
-    return None

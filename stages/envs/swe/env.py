@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from composer_stages.envs.base import Split, Task
+from composer_stages.envs.repo.mirrors import has_commit
 from composer_stages.envs.repo.session import RepoEnvironment
 from composer_stages.envs.repo.task import RepoTask
 from composer_stages.envs.swe import engine, instance_tasks, instances, venvs
 from composer_stages.envs.swe.instance_tasks import TEST_LIMITS, task_of
-from composer_stages.envs.swe.instances import find_mirror, has_commit, require_mirror
+from composer_stages.envs.swe.instances import find_mirror, require_mirror
 from composer_stages.envs.swe.specs import GUESSED, EnvironmentSpec, spec_of
 from composer_stages.envs.task_table import order_rows
 from composer_stages.errors import ComposerError, InfrastructureError, UsageError

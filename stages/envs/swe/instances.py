@@ -5,13 +5,16 @@ run. The newer one (swebench 5) adds `image`, `eval_script`, `log_parser` and `e
 """
 
 import ast
+import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from composer_stages.envs.repo import trees
+from composer_stages.envs.repo import mirrors, trees
+from composer_stages.envs.repo.trees import TreeFile
 from composer_stages.envs.task_table import hub_rows
 from composer_stages.errors import BadInput, InfrastructureError, UsageError
 from composer_stages.runs.kinds import Row
@@ -104,9 +107,8 @@ def find_mirror(folder: Path, repo: str) -> Path | None:
     owner, _, name = repo.partition("/")
     for stem in (f"{owner}__{name}", f"{owner}/{name}", name):
         for path in (folder / stem, folder / f"{stem}.git", folder / stem / "repo"):
-            for git in (path / ".git", path):
-                if (git / "objects").is_dir() and (git / "HEAD").exists():
-                    return git
+            if git := mirrors.git_directory(path):
+                return git
     return None
 
 
@@ -118,29 +120,12 @@ def require_mirror(folder: Path, repo: str) -> Path:
     return mirror
 
 
-def has_commit(mirror: Path, commit: str) -> bool:
-    """Return whether a git directory holds a commit."""
-    try:
-        trees.git(mirror, "-c", "safe.directory=*", f"--git-dir={mirror}", "cat-file", "-e", f"{commit}^{{commit}}")
-    except RuntimeError:
-        return False
-    return True
-
-
 def check_out(mirror: Path, commit: str, target: Path) -> None:
-    """Write the files of a commit into an empty folder, through a separate index: the mirror stays unchanged.
-
-    `InfrastructureError` where the mirror lacks the commit.
-    """
-    # safe.directory: git refuses a repository that another user owns, as a shared mirror may be. No hook of it runs.
-    with trees.scratch() as index_folder:
-        at = (f"--git-dir={mirror}", f"--work-tree={target}")
-        index = {"GIT_INDEX_FILE": str(index_folder / "index")}
-        try:
-            trees.git(target, "-c", "safe.directory=*", *at, "read-tree", commit, env=index)
-            trees.git(target, "-c", "safe.directory=*", *at, "checkout-index", "--all", "--force", env=index)
-        except RuntimeError as error:
-            raise InfrastructureError("envs.swe.commit-missing", mirror=mirror, commit=commit, error=error) from None
+    """Write the files of a commit into an empty folder; `InfrastructureError` where the mirror lacks it."""
+    try:
+        mirrors.check_out(mirror, commit, target)
+    except RuntimeError as error:
+        raise InfrastructureError("envs.swe.commit-missing", mirror=mirror, commit=commit, error=error) from None
 
 
 def patched_files(base: Path, patch: str) -> trees.Changes:
@@ -149,11 +134,16 @@ def patched_files(base: Path, patch: str) -> trees.Changes:
     with trees.scratch() as room:
         work, file = room / "tree", room / "patch"
         work.mkdir()
-        file.write_text(patch, newline="", errors="surrogateescape")  # bytes that are no UTF-8
+        write_patch(file, patch)
         touched = touched_paths(patch)
         before = {path: trees.read(base, path) for path in touched}
-        trees.apply({path: content for path, content in before.items() if content}, work)
+        # Attributes say how files are written (text eol=crlf), and a submodule is a folder.
+        above = {str(folder / ".gitattributes") for path in touched for folder in PurePosixPath(path).parents}
+        around = {path: trees.read(base, path) for path in above - before.keys()}
+        around |= {path: TreeFile(b"", FOLDER) for path in touched if not before[path] and (base / path).is_dir()}
+        trees.apply({path: content for path, content in {**before, **around}.items() if content}, work)
         try:
+            trees.git(work, "init", "--quiet", "--template=")  # else attributes are not read
             trees.git(work, "apply", "--whitespace=nowarn", str(file))
         except RuntimeError as error:
             raise InfrastructureError("envs.swe.patch-does-not-apply", error=error) from None
@@ -161,6 +151,15 @@ def patched_files(base: Path, patch: str) -> trees.Changes:
     return {path: after[path] for path in sorted(touched) if before[path] != after[path]}
 
 
+def write_patch(path: Path, patch: str) -> None:
+    """Write a patch as git reads it: with a line break at its end, which data sets strip, and bytes that are no UTF-8.
+
+    SWE-bench writes one behind it (swebench 4.1, `harness/test_spec/python.py`, make_eval_script_list_py).
+    """
+    path.write_text(patch if patch.endswith("\n") else f"{patch}\n", newline="", errors="surrogateescape")
+
+
+FOLDER = stat.S_IFDIR | 0o755
 SOURCE = re.compile(r"^(?:rename|copy) from (.*?)\r?$", re.MULTILINE)
 
 
@@ -171,13 +170,13 @@ def touched_paths(patch: str) -> tuple[str, ...]:
     As git reads them: binary files, modes alone and quoted names too. `InfrastructureError` for what it cannot read.
     """
     with trees.scratch() as room:
-        (room / "patch").write_text(patch, newline="", errors="surrogateescape")
+        write_patch(room / "patch", patch)
         try:
             listed = trees.git(room, "apply", "--numstat", "-z", "patch") if patch.strip() else ""
         except RuntimeError as error:
             raise InfrastructureError("envs.swe.patch-does-not-apply", error=error) from None
     named = [entry.split("\t", 2)[2] for entry in listed.split("\0") if entry]
     sources = [
-        ast.literal_eval(f"b{name}").decode() if name.startswith('"') else name for name in SOURCE.findall(patch)
+        os.fsdecode(ast.literal_eval(f"b{name}")) if name.startswith('"') else name for name in SOURCE.findall(patch)
     ]
     return tuple(dict.fromkeys([*named, *sources]))

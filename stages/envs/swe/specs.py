@@ -111,7 +111,9 @@ class InstanceTests:
     files: tuple[str, ...]
 
     def filtered(self, lists: TestLists) -> TestLists:
-        """Drop names from the lists that are no tests: some, such as `[100%]`, were parsed from a test's output.
+        """Drop names from the lists that are no tests: `[100%]` and its like were parsed from a test's output.
+
+        Any other name is one that SWE-bench asks for: where no test has it, the instance is not resolved.
 
         Where no name of `fail_to_pass` looks like a test, all stay: with an empty list anything would be resolved.
         """
@@ -119,7 +121,7 @@ class InstanceTests:
             return lists
         # With `[100%]` in its lists pytest-5227 was unresolved with its own gold patch.
         groups = (lists.fail_to_pass, lists.pass_to_pass)
-        fail_to_pass, pass_to_pass = (tuple(name for name in names if "::" in name) for names in groups)
+        fail_to_pass, pass_to_pass = (tuple(name for name in names if not name.startswith("[")) for names in groups)
         return replace(lists, fail_to_pass=fail_to_pass or lists.fail_to_pass, pass_to_pass=pass_to_pass)
 
     def run(self, runtime: TestRuntime, tree: Path) -> TestOutcomes:

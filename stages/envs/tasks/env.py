@@ -9,11 +9,8 @@ results (shown.py) gives a report. So do ids of pytest, which a plugin reports, 
 believed by its exit code.
 """
 
-import hashlib
-import os
 import re
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +18,7 @@ from typing import Any
 
 from composer_stages.envs import folders
 from composer_stages.envs.base import Split, Task
-from composer_stages.envs.repo import grading, runner, session, trees
+from composer_stages.envs.repo import grading, mirrors, runner, session, trees
 from composer_stages.envs.repo.grading import TestRuntime
 from composer_stages.envs.repo.guest.composer_rules import COMMAND, HISTORY, SHOWN, is_test, shadowed_module
 from composer_stages.envs.repo.session import RepoEnvironment
@@ -29,13 +26,10 @@ from composer_stages.envs.repo.task import Export, RepoTask, command_runner, fil
 from composer_stages.envs.repo.trees import EXECUTABLE, REGULAR, TreeFile
 from composer_stages.envs.task_table import check_eval_share, draw_rows, family_of, split_rows
 from composer_stages.envs.tasks import rows, shown, values
-from composer_stages.errors import BadInput, InfrastructureError, UsageError
+from composer_stages.errors import BadInput, UsageError
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
 from composer_stages.swebench.lists import TestLists
-
-CLONES = Path("~/.cache/composer/tasks").expanduser()
-_cloning = threading.Lock()
 
 
 class TasksEnv(RepoEnvironment):
@@ -196,34 +190,10 @@ def write_files(folder: Path, row: Row | Mapping[str, Any]) -> None:
             # Without a repository: its history may hold the solution, and its configuration names programs to run.
             folders.copy(inside, folder, lambda path, _: Path(path).name in HISTORY)
     elif row["git"]:
-        with trees.scratch() as scratch:
-            archive, empty = scratch / "tree.tar", scratch / "empty.git"
-            repository = clone_repository(row["git"]) if rows.is_address(row["git"]) else rows.source_path(row, "git")
-            objects = next(path for path in (repository / ".git/objects", repository / "objects") if path.is_dir())
-            try:
-                # Only the objects of the repository are read: its configuration may name programs to run as filters.
-                trees.git(scratch, "init", "--quiet", "--bare", str(empty))
-                shared = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.absolute())}
-                trees.git(empty, "archive", "--format=tar", f"--output={archive}", row["commit"], env=shared)
-            except RuntimeError as error:
-                raise BadInput(
-                    "envs.tasks.commit-not-readable", repository=row["git"], commit=row["commit"], error=error
-                ) from None
-            (scratch / "files").mkdir()
-            folders.copy(trees.extract_archive(archive, scratch / "files"), folder)
+        address, commit = row["git"], row["commit"]
+        source = mirrors.clone(address, commit) if mirrors.is_address(address) else rows.source_path(row, "git")
+        try:
+            mirrors.check_out(mirrors.git_directory(source) or source, commit, folder)
+        except RuntimeError as error:
+            raise BadInput("envs.tasks.commit-not-readable", repository=address, commit=commit, error=error) from None
     trees.apply(file_changes(row["files"]), folder)
-
-
-def clone_repository(address: str) -> Path:
-    """Return a clone of a repository, made once on this machine."""
-    clone = CLONES / hashlib.sha256(address.encode()).hexdigest()[:16]
-    with _cloning:
-        if not (clone / "HEAD").is_file():
-            CLONES.mkdir(parents=True, exist_ok=True)
-            with trees.scratch() as scratch:
-                try:
-                    trees.git(scratch, "clone", "--quiet", "--mirror", "--", address, str(scratch / "clone"))
-                    os.rename(scratch / "clone", clone)
-                except (RuntimeError, OSError) as error:
-                    raise InfrastructureError("envs.tasks.clone-failed", address=address, error=error) from None
-    return clone

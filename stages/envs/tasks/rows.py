@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from composer_stages import json_text
 from composer_stages.envs import folders
 from composer_stages.envs.base import Split
-from composer_stages.envs.repo import trees
+from composer_stages.envs.repo import mirrors, trees
 from composer_stages.envs.task_table import (
     HUB_SPLITS,
     MOST_REPORTED,
@@ -273,18 +273,11 @@ def _find_missing_source(row: Mapping[str, Any]) -> str:
         return Sentence("envs.tasks.no-archive", archive=archive)
     if row["archive"] and not row["archive"].endswith(trees.ARCHIVE_ENDINGS):
         return Sentence("envs.tasks.not-an-archive", archive=row["archive"], endings=trees.ARCHIVE_ENDINGS)
-    if row["git"] and not is_address(row["git"]):
-        archive = source_path(row, "git")
-        if not any((archive / objects).is_dir() for objects in (".git/objects", "objects")):
-            return Sentence("envs.tasks.no-repository", path=archive)
+    if row["git"] and not mirrors.is_address(row["git"]) and not mirrors.git_directory(source_path(row, "git")):
+        return Sentence("envs.tasks.no-repository", path=source_path(row, "git"))
     return ""
 
 
 def source_path(row: Mapping[str, Any], name: str) -> Path:
     """Return the path of a row's archive or repository, relative to the file of the rows."""
     return Path(row["folder"]) / Path(row[name]).expanduser()
-
-
-def is_address(git: str) -> bool:
-    """Return whether a repository is cloned, and not read on this machine."""
-    return git.startswith(("https://", "ssh://", "git@"))

@@ -163,5 +163,5 @@ def test_one_text_is_a_list_of_one() -> None:
     one, listed = (load("swe-lite", {"instances": given}) for given in ("a__b-1", ["a__b-1"]))
     assert vars(one)["_only"] == vars(listed)["_only"] == ("a__b-1",)
     for value in (3, [3], {"a": 1}, None):
-        with pytest.raises(UsageError, match="env.instances of swe-lite"):
+        with pytest.raises(UsageError, match=r"env\.instances of swe-lite"):
             load("swe-lite", {"instances": value})

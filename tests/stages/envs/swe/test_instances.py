@@ -1,6 +1,8 @@
 """Instances of both shapes load from every kind of file, and a row of neither shape is named."""
 
+import gzip
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from needs import REAL, needs
 from support.refusals import refused
+from support.sample_package import write
 from support.transcripts import document, jsonl
 
-from composer_stages.envs.repo import trees
+from composer_stages.envs.repo import mirrors, trees
 from composer_stages.envs.swe import instances
 from composer_stages.envs.swe.instances import (
     CLASSIC,
@@ -119,6 +122,11 @@ def test_what_is_no_file_of_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deep.jsonl").write_text('{"instance_id": "a", "x": ' + "[" * 300 + "]" * 300 + "}")
     with pytest.raises(BadInput, match=r"line 1, .*301 levels deep"):
         load(tmp_path / "deep.jsonl")
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(json.dumps([CLASSIC_ROW] * 9).encode())[:-9])
+    with pytest.raises(BadInput, match=r"cut\.json\.gz is damaged"):
+        load(tmp_path / "cut.json.gz")
+    (tmp_path / "mark.json").write_text(json.dumps([CLASSIC_ROW]), encoding="utf-8-sig")
+    assert load(tmp_path / "mark.json") == [CLASSIC_ROW]
     with pytest.raises(BadInput, match="is not an instance"):
         load(written([[1, 2]], tmp_path / "rows.json"))
     (tmp_path / "rows.parquet").write_text("no table")
@@ -205,3 +213,37 @@ def test_a_patch_that_git_cannot_read_ends_the_rollout_alone(tmp_path: Path) -> 
     with pytest.raises(InfrastructureError):
         touched_paths("no patch")
     assert touched_paths("") == ()
+
+
+ATTRIBUTES = "*.bat text eol=crlf\n*.id ident\n"
+
+
+@pytest.mark.parametrize(
+    "case", ["line ends", "ident", "submodule", "no line break at its end", "a name of other bytes"]
+)
+def test_a_patch_applies_as_in_a_checkout(tmp_path: Path, case: str) -> None:
+    """Without the attributes above a file, or the folder of a submodule, `git apply` refuses what SWE-bench applies."""
+    files = {".gitattributes": ATTRIBUTES, "tests/run.bat": "a\nb\n", "tests/x.id": "# $Id$\nx\n", "old.py": "x\n" * 9}
+    source = write(tmp_path / "source", files)
+    inner = write(source / "sub", {"a": "1"})
+    trees.commit(inner)
+    base = trees.commit(source)
+    (base_tree := tmp_path / "base").mkdir()
+    mirrors.check_out(source / ".git", base, base_tree)
+    if case == "submodule":
+        (inner / "a").write_text("2")
+        trees.git(inner, "commit", "--quiet", "--all", "-m", "Next")
+    elif case == "a name of other bytes":
+        (source / "old.py").rename(os.fsdecode(bytes(source) + b"/caf\xe9.py"))
+    else:
+        name, text = ("x.id", "# $Id$\ny\n") if case == "ident" else ("run.bat", "a\r\nc\r\n")
+        (source / "tests" / name).write_text(text, newline="")
+    trees.git(source, "add", "--all", ".")
+    patch = trees.git(source, "diff", "--cached", "-M")
+    changed = patched_files(base_tree, patch.rstrip("\n") if case == "no line break at its end" else patch)
+    moved = {"old.py": None, os.fsdecode(b"caf\xe9.py"): b"x\n" * 9}
+    expected = {"submodule": {}, "a name of other bytes": moved, "ident": {"tests/x.id": b"y\n"}}
+    data = {path: file and file.data for path, file in changed.items()}
+    if case == "ident":
+        data = {path: (content or b"").rpartition(b"$\n")[2] for path, content in data.items()}
+    assert data == expected.get(case, {"tests/run.bat": b"a\r\nc\r\n"})

@@ -62,5 +62,7 @@ def test_names_that_are_no_tests_do_not_count_where_pytest_runs() -> None:
     lists = TestLists(("t.py::a", "[100%]"), ("[1]",), skip_fails=True)
     assert of_pytest.filtered(lists) == TestLists(("t.py::a",), (), skip_fails=True)
     assert of_django.filtered(lists) == lists
+    unknown = TestLists(("t.py::a",), ("test_gone (tests.test_add.TestX)",), skip_fails=True)
+    assert of_pytest.filtered(unknown) == unknown, "a name of no test is one that SWE-bench asks for"
     unreadable = of_pytest.filtered(TestLists(("[100%]",), ("t.py::b",)))
     assert not unreadable.resolved({"t.py::b": "passed"}), "without a test that came to pass nothing is resolved"

@@ -131,3 +131,53 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RowGrader]:
 def test_a_hostile_test_ends_and_is_graded(graded: RowGrader, name: str) -> None:
     # A flood is no failure; the others fail. None is an infrastructure failure, and nothing is left running.
     assert graded(name.replace(" ", "-"), {}).reward == float(name == "floods the output")
+
+
+def test_links_to_folders_give_their_files(tmp_path: Path) -> None:
+    """They were left out without a word; so were links in a zip file, which held the name of a file in its place."""
+    files = [("p/src/a.py", b"1"), ("p/b", b"2"), ("p/lib", "src"), ("p/far", "lib"), ("p/top", "."), ("p/c", "b")]
+    found = unpacked(tmp_path, archive=tar(tmp_path / "a.tar.gz", *files))
+    assert found == {"src/a.py": b"1", "lib/a.py": b"1", "far/a.py": b"1", "b": b"2", "c": b"2"}
+    with zipfile.ZipFile(path := tmp_path / "b.zip", "w") as archive:
+        for name, text, mode in (("run.sh", "#!", 0o100755), ("a", "1", 0o100644), ("link", "run.sh", 0o120777)):
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = mode << 16
+            archive.writestr(entry, text)
+    (target := tmp_path / "zip").mkdir()
+    trees.extract_archive(path, target)
+    modes = {file.name: (file.read_text(), file.stat().st_mode & 0o777) for file in target.iterdir()}
+    assert modes == {"run.sh": ("#!", 0o755), "a": ("1", 0o644), "link": ("#!", 0o755)}
+
+
+def test_links_that_multiply_are_refused(tmp_path: Path) -> None:
+    """Each folder links twice to the one before: ten of them hold a thousand files."""
+    links = [(f"d{n}/{side}", f"../d{n - 1}") for n in range(1, 11) for side in "ab"]
+    archive = tar(tmp_path / "a.tar.gz", ("d0/f", b"1"), *links)
+    (target := tmp_path / "target").mkdir()
+    with pytest.raises(BadInput, match="holds more than 50"):
+        trees.extract_archive(archive, target, trees.ArchiveLimits(num_members=50))
+
+
+def test_a_commit_is_as_git_checks_it_out(tmp_path: Path) -> None:
+    """`git archive` leaves out what is marked so, fills in lines, and its only folder was taken for the top."""
+    attributes = "tests export-ignore\n*.txt export-subst\n"
+    source = write(tmp_path / "source", {"p/tests/a.py": "1", "p/b.txt": "$Format:%H$", "p/.gitattributes": attributes})
+    (source / "p" / "link").symlink_to("tests")
+    found = unpacked(tmp_path, git="source", commit=trees.commit(source))
+    assert found == {"p/tests/a.py": b"1", "p/b.txt": b"$Format:%H$", "p/.gitattributes": attributes.encode()}
+    assert os.readlink(tmp_path / "target" / "p" / "link") == "tests"
+
+
+@pytest.mark.parametrize("address", [False, True])
+def test_a_commit_of_a_further_working_tree_or_of_a_later_push_is_found(
+    tmp_path: Path, address: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = write(tmp_path / "source", {"a": "1"})
+    place, first = f"file://{source}" if address else "tree", trees.commit(source)
+    trees.git(source, "worktree", "add", "--quiet", "--detach", str(tmp_path / "tree"))
+    assert unpacked(tmp_path, git=place, commit=first) == {"a": b"1"}
+    (source / "a").write_text("2")
+    trees.git(source, "commit", "--quiet", "--all", "-m", "Next")
+    later = trees.git(source, "rev-parse", "HEAD").strip()
+    assert unpacked(tmp_path, git=place, commit=later) == {"a": b"2"}
