@@ -16,7 +16,7 @@ import orjson
 
 from composer_stages.envs.base import Grade, Observation, Split, Task, Work
 from composer_stages.envs.bash import elide
-from composer_stages.envs.code.rows import INSTRUCTION, CodeProblem, CodeProblems, load
+from composer_stages.envs.code.rows import INSTRUCTION, MBPP, CodeProblem, CodeProblems, load
 from composer_stages.envs.code.testing import (
     PROGRAMS,
     SLOW,
@@ -40,8 +40,6 @@ from composer_stages.sandbox.guest.values import decoded
 from composer_stages.terms import ENVIRONMENTS, Ground
 from composer_stages.words import Sentence
 
-MBPP = Path(__file__).parent / "mbpp.jsonl.gz"
-"""All 974 problems as published (google-research/google-research, mbpp/mbpp.jsonl; Austin et al. 2021, CC BY 4.0)."""
 LONGEST_VALUE = 200
 """Characters of a returned value in an observation."""
 MOST_NAMED = 5

@@ -30,8 +30,13 @@ from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
 from composer_stages.words import Sentence
 
+MBPP = Path(__file__).parent / "mbpp.jsonl.gz"
+"""All 974 problems as published (google-research/google-research, mbpp/mbpp.jsonl; Austin et al. 2021, CC BY 4.0)."""
+EXAMINED = 20
+"""Rows with ids of MBPP that are held against it."""
 MBPP_IDS: dict[Split, range] = {"train": range(601, 975), "eval": range(11, 511)}
 """MBPP's published splits (Austin et al. 2021): 1 to 10 are for prompts, 511 to 600 for validation."""
+ALL_OF_MBPP = range(1, 975)
 INSTRUCTION = "Reply with the function in one Python code block and nothing else."
 SPECIAL = frozenset({"find_zero"})
 """Functions of HumanEval+ whose results EvalPlus accepts by a rule of their own."""
@@ -75,9 +80,9 @@ class CodeProblems:
 def load(split: Split, path: str, eval_path: str) -> CodeProblems:
     """Return the problems of a split, each once, in the order of the source.
 
-    With both paths each is one split, and no problem may be in both. A single source in MBPP's format is split by its
-    published ids, a data set of the hub by its splits, where it has both, and any other by a digest of the task.
-    `BadInput` names a row that is in none of the formats.
+    With both paths each is one split, and no problem may be in both. Of a single source MBPP is split by its published
+    ids, a data set of the hub by its splits, where it has both, and any other by a digest of the task. `BadInput` names
+    a row that is in none of the formats.
     """
     problems, splits = read_problems(path, _parts(path))
     if eval_path:
@@ -86,7 +91,8 @@ def load(split: Split, path: str, eval_path: str) -> CodeProblems:
             raise BadInput("envs.code.problems-in-both-files", num_both=len(both), path=path, eval_path=eval_path)
         problems = problems if split == "train" else held_out
     else:
-        problems = [problem for problem in problems if _is_in(problem, split, splits.get(problem.problem_id))]
+        is_mbpp = _is_mbpp(problems)
+        problems = [one for one in problems if _is_in(one, split, splits.get(one.problem_id), is_mbpp=is_mbpp)]
     usable, left_out = [], {}
     for problem in problems:
         try:
@@ -106,8 +112,17 @@ def _check(problem: CodeProblem) -> None:
         check_test(problem.test, problem.function, problem.before)
 
 
-def _is_in(problem: CodeProblem, split: Split, named: Split | None) -> bool:
-    if problem.mbpp_id is not None:
+def _is_mbpp(problems: Sequence[CodeProblem]) -> bool:
+    """Return whether problems with MBPP's ids ask for its functions: rows of the user's own have its shape as well."""
+    numbered = [problem for problem in problems if problem.mbpp_id in ALL_OF_MBPP][:EXAMINED]
+    published = {row["task_id"]: row for row in read_rows(MBPP, measured=False)} if numbered else {}
+    rows = [published[problem.mbpp_id] for problem in numbered]
+    same = sum(_mbpp(row).function == problem.function for row, problem in zip(rows, numbered, strict=True))
+    return 2 * same > len(numbered)
+
+
+def _is_in(problem: CodeProblem, split: Split, named: Split | None, *, is_mbpp: bool) -> bool:
+    if is_mbpp and problem.mbpp_id in ALL_OF_MBPP:
         return problem.mbpp_id in MBPP_IDS[split]
     return named == split if named else is_held_out(store.digest(problem.task)) == (split == "eval")
 
@@ -166,6 +181,8 @@ def _mbpp(row: Row) -> CodeProblem:
     test = _text(row, "test") if row.get("test") else "\n".join([*before, *tests])
     prompt_tests = "\n".join([*before, _first(tests)])
     number = row.get("task_id")
+    if isinstance(number, str | float) and re.fullmatch(r"\d{1,3}(\.0)?", str(number)):  # of a column with a null
+        number = int(float(number))
     return _of_assertions(
         str(number) if number is not None else "",
         _text(row, "text" if "text" in row else "prompt"),
@@ -173,7 +190,7 @@ def _mbpp(row: Row) -> CodeProblem:
         solution,
         shown=prompt_tests,
         test=test,
-        mbpp_id=number if type(number) is int and number < 2**63 else None,  # more is no id of MBPP
+        mbpp_id=number if type(number) is int else None,
     )
 
 

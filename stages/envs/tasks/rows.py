@@ -48,6 +48,8 @@ def check_path(path: str) -> str:
     pure = PurePosixPath(path)
     if not path or "\0" in path or pure.is_absolute() or ".." in pure.parts or not pure.parts:
         raise ValueError(Sentence("envs.tasks.path-outside-folder", path=path[:80]))
+    if "\\" in path:
+        raise ValueError(Sentence("envs.tasks.backslash-in-path", path=path[:80]))
     if RESERVED & set(pure.parts):
         raise ValueError(Sentence("envs.tasks.version-control-file", path=path[:80]))
     if len(path.encode()) > folders.LONGEST_PATH or len(pure.parts) > folders.DEEPEST:
@@ -60,6 +62,24 @@ def check_function(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
         raise ValueError(Sentence("envs.tasks.not-a-function"))
     return name
+
+
+def check_test(test: str) -> str:
+    """Return an id of pytest with the path that pytest reports; `ValueError` for an option, or a path that leads out."""
+    path, colons, name = test.partition("::")
+    # With a dash in front it would be an option of pytest.
+    if not test.strip() or test.startswith(("-", "/")) or "\0" in test:
+        raise ValueError(Sentence("envs.tasks.not-a-pytest-id", test=test))
+    return f"{check_path(path)}{colons}{name}"
+
+
+def check_paths(files: Any) -> Any:
+    """Return files by their paths; ValueError where two paths are one."""
+    paths = list(files) if isinstance(files, dict) else []
+    pure = [str(PurePosixPath(path)) for path in paths if isinstance(path, str)]
+    if twice := next((path for number, path in enumerate(pure) if path in pure[:number]), None):
+        raise ValueError(Sentence("envs.tasks.path-twice", path=twice[:80]))
+    return files
 
 
 SafePath = Annotated[str, AfterValidator(check_path)]
@@ -142,7 +162,7 @@ class TaskRow(BaseModel):
     """Commands whose output and files are compared outside of the sandbox, each on a fresh copy of the files."""
     test: str = ""
     """A shell command in the task's folder; exit code 0 passes."""
-    tests: list[str] = []
+    tests: list[Annotated[str, AfterValidator(check_test)]] = []
     """Ids of pytest that must pass, such as tests/test_a.py::test_b."""
     hidden: dict[SafePath, str] = {}
     """Files that are written for grading alone, over whatever the agent left there. Beside `calls` and `script` only
@@ -157,6 +177,8 @@ class TaskRow(BaseModel):
     """Tasks that need the same knowledge; one family is never in both splits."""
     split: Split | None = None
 
+    _paths = field_validator("files", "hidden", "solution", mode="before")(check_paths)
+
     @model_validator(mode="after")
     def _check(self) -> "TaskRow":
         ways = {"calls or script": self.calls or self.script, "tests": self.tests, "test": self.test.strip()}
@@ -166,9 +188,6 @@ class TaskRow(BaseModel):
             raise ValueError(Sentence("envs.tasks.archive-and-git"))
         if bool(self.git) != bool(self.commit):
             raise ValueError(Sentence("envs.tasks.git-without-commit"))
-        # An id with a dash in front would be an option of pytest.
-        if bad := [test for test in self.tests if not test.strip() or test.startswith(("-", "/")) or "\0" in test]:
-            raise ValueError(Sentence("envs.tasks.not-a-pytest-id", test=bad[0]))
         if "\0" in self.test:
             raise ValueError(Sentence("envs.tasks.nul-in-test"))
         for paths in (self.files, self.hidden, self.solution or {}):

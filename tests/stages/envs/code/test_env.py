@@ -9,9 +9,11 @@ from support.refusals import refused
 from support.transcripts import jsonl
 
 from composer_stages.envs.base import ComparesOutcomes, Grade, HasSize, HasSolutions, LeavesOut
+from composer_stages.envs.code import rows
 from composer_stages.envs.code.env import CodeEnv
 from composer_stages.envs.code.rows import read_problems
 from composer_stages.envs.programs import find_program
+from composer_stages.envs.task_table import read_rows
 from composer_stages.errors import BadInput, UsageError
 
 ADD = "def add(a, b):\n    return a + b"
@@ -246,12 +248,23 @@ def test_the_code_of_an_answer(text: str, code: str | None) -> None:
     assert find_program(text, "f") == code
 
 
-def test_published_ids_are_the_splits_of_mbpp(tmp_path: Path) -> None:
-    rows = [{**MBPP, "text": f"Add {n}.", "task_id": n} for n in (1, 10, 11, 510, 511, 600, 601, 974)]
-    env = CodeEnv(path=write(tmp_path / "mbpp.jsonl.gz", *rows))
-    for split, ids in (("train", {"code-601", "code-974"}), ("eval", {"code-11", "code-510"})):
+@pytest.mark.parametrize("kind", [int, str, float])
+def test_published_ids_are_the_splits_of_mbpp(tmp_path: Path, kind: type) -> None:
+    """Numbers of a column with a null are floats in pandas, and texts elsewhere."""
+    published = {row["task_id"]: row for row in read_rows(rows.MBPP, measured=False)}
+    numbers = (1, 10, 12, 509, 511, 600, 602, 974)
+    own = [{**published[n], "task_id": kind(n)} for n in numbers]
+    env = CodeEnv(path=write(tmp_path / "mbpp.jsonl.gz", *own))
+    for split, ids in (("train", {"code-602", "code-974"}), ("eval", {"code-12", "code-509"})):
         assert {task.task_id for task in env.tasks(split, 2, seed=0)} == ids
     refused(lambda: env.tasks("eval", 3, seed=0), UsageError, "2 problems for eval, not 3")
+
+
+def test_own_rows_in_the_shape_of_mbpp_are_all_in_a_split(tmp_path: Path) -> None:
+    """By their numbers from 1 on they were in none, or held out."""
+    own = [{**MBPP, "text": f"Add {n}.", "task_id": n} for n in (*range(1, 40), 2001, 2002)]
+    env = CodeEnv(path=write(tmp_path / "own.jsonl", *own))
+    assert env.size("train") + env.size("eval") == 41 and 3 <= env.size("eval") <= 20
 
 
 def test_other_rows_are_split_by_a_digest(tmp_path: Path) -> None:

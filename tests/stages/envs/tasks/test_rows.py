@@ -70,6 +70,9 @@ BAD = {
     "a path with a null byte": ({**GOOD, "solution": {"a\0b": "x"}}, "is not a path below"),
     "a path that is too deep": ({**GOOD, "files": {"d/" * 200 + "a": "x"}}, "too long or too deep"),
     "an option as a test": ({"prompt": "p", "tests": ["--collect-only"]}, "is not an id of pytest"),
+    "a test out of the folder": ({"prompt": "p", "tests": ["../t.py::test_a"]}, "is not a path below"),
+    "a path of Windows": ({**GOOD, "files": {"pkg\\a.py": "x"}}, "has a backslash; write folders with /"),
+    "a path in two ways": ({**GOOD, "hidden": {"a": "x", "./a": "y"}}, "'a' is written twice, in two ways"),
     "a test with a null byte": ({**GOOD, "test": "true\0"}, "holds the character NUL"),
     "a file in a file": ({**GOOD, "files": {"a": "x", "a/b/c": "y"}}, "'a/b/c' lies in another file of the row"),
     "half of a character": ({**GOOD, "files": {"a": "\ud800"}}, "half of a character"),
@@ -97,6 +100,13 @@ def test_a_bad_row_is_named_with_its_place_and_the_reason(tmp_path: Path, name: 
     with pytest.raises(BadInput, match=r"my.jsonl: 1 row cannot be used") as refused:
         rows.load(written(tmp_path, GOOD, row))
     assert "- line 2: " in str(refused.value) and reason in str(refused.value)
+
+
+def test_ids_of_tests_are_those_that_pytest_reports(tmp_path: Path) -> None:
+    """`./tests/test_a.py::test_a` ran, and was another test than the `tests/test_a.py::test_a` that passed."""
+    ids = ["./tests//test_a.py::test_a[x//y]", "tests/test_b.py"]
+    (row,) = rows.load(written(tmp_path, {"prompt": "p", "tests": ids}))
+    assert row["tests"] == ["tests/test_a.py::test_a[x//y]", "tests/test_b.py"]
 
 
 def test_all_bad_rows_and_lines_are_reported_at_once(tmp_path: Path) -> None:
