@@ -65,7 +65,7 @@ def check_function(name: str) -> str:
 
 
 def check_test(test: str) -> str:
-    """Return an id of pytest with the path that pytest reports; `ValueError` for an option, or a path that leads out."""
+    """Return an id of pytest with the path that pytest reports; `ValueError` for an option or a path that leads out."""
     path, colons, name = test.partition("::")
     # With a dash in front it would be an option of pytest.
     if not test.strip() or test.startswith(("-", "/")) or "\0" in test:
