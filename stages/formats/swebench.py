@@ -47,6 +47,8 @@ PREDICTIONS, LOGS = "swebench-preds", "swe-logs"
 LOST = ("everything but submissions and the verdicts on them",)
 UNNAMED = ("report", "results", "eval_results", "final_report", "per_instance_details")
 """Names of reports that name no model."""
+VERSION = re.compile(r"\d{1,2}(?:-[a-z]\w*)*")
+"""What stands behind the dot of a model's name: 1, 5-preview."""
 OF_SB_CLI = re.compile(r"swe-bench[\w-]*?__(?:dev|test)__.+")
 """A report that sb-cli names after data set, split and run."""
 CUT = re.compile(r"^\[\d+ characters left out\]$", re.MULTILINE)
@@ -110,9 +112,10 @@ def report_trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield an item for each instance that a report lists."""
     if (report := parse_report(FileLocation(origin.path, origin.file, root=origin.path), record)) is None:
         return
-    # MODEL.RUN.json, where both may have dots: a run seldom does.
-    named, above = stem(origin.path), [folder.name for folder in origin.path.parents]
-    named = named.rpartition(".")[0] or named
+    # MODEL.RUN.json, where both may have dots: a run seldom does. In MODEL.json the last part is of the model.
+    above = [folder.name for folder in origin.path.parents]
+    before, _, last = (named := stem(origin.path)).rpartition(".")
+    named = named if not before or VERSION.fullmatch(last) else before
     if above[3:4] == ["run_evaluation"]:  # RUN/MODEL/INSTANCE/report.json
         named = above[1]
     model = None if named in UNNAMED or OF_SB_CLI.fullmatch(named) else named.replace("__", "/")

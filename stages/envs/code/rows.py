@@ -114,7 +114,8 @@ def _check(problem: CodeProblem) -> None:
 
 def _is_mbpp(problems: Sequence[CodeProblem]) -> bool:
     """Return whether problems with MBPP's ids ask for its functions: rows of the user's own have its shape as well."""
-    numbered = [problem for problem in problems if problem.mbpp_id in ALL_OF_MBPP][:EXAMINED]
+    numbered = [problem for problem in problems if problem.mbpp_id in ALL_OF_MBPP]
+    numbered = numbered[:: -(-len(numbered) // EXAMINED) or 1]
     published = {row["task_id"]: row for row in read_rows(MBPP, measured=False)} if numbered else {}
     rows = [published[problem.mbpp_id] for problem in numbered]
     same = sum(_mbpp(row).function == problem.function for row, problem in zip(rows, numbered, strict=True))

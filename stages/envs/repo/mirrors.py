@@ -8,6 +8,8 @@ import os
 import threading
 from pathlib import Path
 
+from filelock import FileLock
+
 from composer_stages.envs.repo import trees
 from composer_stages.errors import InfrastructureError
 
@@ -71,10 +73,10 @@ def clone(address: str, commit: str) -> Path:
     """
     clones = CLONES.expanduser()
     mirror = clones / hashlib.sha256(address.encode()).hexdigest()[:16]
-    with _cloning:
+    clones.mkdir(parents=True, exist_ok=True)
+    with _cloning, FileLock(f"{mirror}.lock"):  # of threads, and of processes
         try:
             if not (mirror / "HEAD").is_file():
-                clones.mkdir(parents=True, exist_ok=True)
                 with trees.scratch() as room:
                     trees.git(room, "clone", "--quiet", "--mirror", "--", address, str(room / "clone"))
                     os.rename(room / "clone", mirror)

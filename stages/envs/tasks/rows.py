@@ -10,6 +10,7 @@ All rows are checked before anything starts, and every one that cannot be used i
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -75,9 +76,8 @@ def check_test(test: str) -> str:
 
 def check_paths(files: Any) -> Any:
     """Return files by their paths; ValueError where two paths are one."""
-    paths = list(files) if isinstance(files, dict) else []
-    pure = [str(PurePosixPath(path)) for path in paths if isinstance(path, str)]
-    if twice := next((path for number, path in enumerate(pure) if path in pure[:number]), None):
+    paths = Counter(str(PurePosixPath(str(path))) for path in (files if isinstance(files, dict) else ()))
+    if twice := next((path for path, number in paths.items() if number > 1), None):
         raise ValueError(Sentence("envs.tasks.path-twice", path=twice[:80]))
     return files
 

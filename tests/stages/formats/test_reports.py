@@ -161,6 +161,7 @@ def test_contradicting_reports_give_no_verdict_and_are_counted(tmp_path: Path) -
         ("gpt-4.1.run1", "gpt-4.1"),
         ("org__model-2.5.run1", "org/model-2.5"),
         ("org__model", "org/model"),
+        ("gpt-4.5-preview", "gpt-4.5-preview"),
         ("swe-bench_verified__test__run", None),
         ("report", None),
     ],
