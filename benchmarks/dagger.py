@@ -18,7 +18,7 @@ from skills_teachers import FAMILIES, FIXED, at_zero, collapsed_trainings, famil
 
 from composer_stages.evaluation.arm_comparison import EvalQuestion
 from composer_stages.evaluation.inference import student_quantile
-from composer_stages.evaluation.outcomes import AT_ZERO, KEPT, START
+from composer_stages.evaluation.outcomes import AT_ZERO, KEPT, START, select_arm, task_mean
 from composer_stages.evaluation.words import points
 from composer_stages.runs import store
 
@@ -54,6 +54,30 @@ def result(table: Path = EXPERIMENT.items, document: Path = EXPERIMENT.document)
     about = "SmolLM2-135M, three attempts a question, {} at temperature 0: points passed with the protocol kept"
     records.write("experiment-dagger", (EXPERIMENT.claim(about.format(name), one) for name, (one, _) in found.items()))
     print("\n".join(lines))
+
+
+def told(table: Path = EXPERIMENT.items) -> tuple[str, str]:
+    """Return what was found, in the paragraph of docs/findings.md and in README's line."""
+    items, record = EXPERIMENT.read_items(table), store.read_json(table.with_suffix(".json"))
+    courses = [one for one in record["trainings"] if one["arm"] in EXPERIMENT.arms]
+    found = {name: f"{points(one)}: {follows}" for name, (one, follows) in primary(items, FIXED, COMPARED).items()}
+    means = {arm: task_mean(select_arm(items, f"{arm}{AT_ZERO}"), KEPT) for arm in (START, *EXPERIMENT.arms)}
+    rates = {arm: f"{100 * mean:.0f} %" for arm, mean in means.items() if mean is not None}
+    tokens = {arm: fmean(by_seed(courses, arm).values()) for arm in EXPERIMENT.arms}
+    shares = [f"{arm} {tokens[arm] / tokens['A']:.2f}" for arm in "BCD"]
+    collapses = collapsed_trainings(items, courses, tuple(EXPERIMENT.arms))
+    seeds = len({one["seed"] for one in courses})
+    return (
+        "Must the states that are imitated be the student's own of today? A [third experiment](experiments/dagger.md), "
+        f"registered as well, of {seeds} trainings of each arm of SmolLM2-135M with three attempts a question and the "
+        f"same tasks for each arm: answers at temperature 0 are right and kept the protocol in {rates[START]} before "
+        f"training, {rates['A']} by GRPO (A), {rates['B']} by imitating the teacher's choices in one collection (B), "
+        f"{rates['C']} in three rounds, each with a collection of the student of the round before, as DAgger does (C), "
+        f"and {rates['D']} by on-policy distillation (D). C − B is {found['C − B']}; C − A is {found['C − A']}; "
+        f"C − D is {found['C − D']}. Tokens in the losses, beside those of A: {', '.join(shares)} (equal by the "
+        f"registration is within {EQUAL:.2f}). Trainings that collapsed: {len(collapses) or 'none'}.",
+        f"Three rounds of it, as DAgger does, beside one on the same tasks: {found['C − B']}.",
+    )
 
 
 def equality_lines(courses: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -261,6 +261,8 @@ def test_the_result_of_the_rounds_is_complete_and_an_independent_program_compute
     assert share == {"A": "1.000, equal", "B": "1.000, equal", "C": "1.000, equal", "D": "1.067, NOT EQUAL"}
     assert "| grpo, sft | 0.135 [0.115, 0.155] |" in lines and "Seeds whose arms differ in their tasks: none." in lines
     assert "a gain is shown" in next(line for line in lines if line.startswith("| C − B |"))
+    paragraph, line = dagger.told(made)
+    assert "a gain is shown" in line and "D 1.07 (equal by the registration is within 0.05)" in paragraph
     rows = [{**row, "pair_set": row["train_seed"]} for row in pq.read_table(made).to_pylist()]
     values = recompute_teacher_pairs.VALUES["passed and kept"]
     for fixed, sampling in ((True, dagger.FIXED), (False, dagger.FAMILIES)):
