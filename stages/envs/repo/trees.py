@@ -287,11 +287,10 @@ def extract_archive(archive: Path, folder: Path, limits: ArchiveLimits = ARCHIVE
         num_bytes, num_members, links = 0, 0, dict[str, str]()
         for member in _members(archive, limits):
             num_members += 1
-            path = _checked_path(member.name)
-            links.pop(path, None)  # the later one of a name counts
-            if member.target:
-                links[path] = member.target
+            if member.target:  # a link to nothing may have any name
+                links[str(PurePosixPath(member.name))] = member.target
                 continue
+            links.pop(path := _checked_path(member.name), None)  # the later one of a name counts
             # The stated size, before anything is unpacked: a small archive can hold terabytes of zeros.
             if num_bytes + member.size > limits.num_bytes:
                 raise limits.too_large(archive)
