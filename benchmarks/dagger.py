@@ -14,11 +14,11 @@ from typing import Any
 
 import records
 from experiment import Experiment, comparison_lines, difference_of, put
-from skills_teachers import FAMILIES, FIXED, at_zero, collapsed_trainings, family_lines, primary, seen
+from skills_teachers import FAMILIES, FIXED, at_zero, collapsed_trainings, family_lines, kept_rates, primary, seen
 
 from composer_stages.evaluation.arm_comparison import EvalQuestion
 from composer_stages.evaluation.inference import student_quantile
-from composer_stages.evaluation.outcomes import AT_ZERO, KEPT, START, select_arm, task_mean
+from composer_stages.evaluation.outcomes import AT_ZERO, KEPT, START
 from composer_stages.evaluation.words import points
 from composer_stages.runs import store
 
@@ -61,8 +61,7 @@ def told(table: Path = EXPERIMENT.items) -> tuple[str, str]:
     items, record = EXPERIMENT.read_items(table), store.read_json(table.with_suffix(".json"))
     courses = [one for one in record["trainings"] if one["arm"] in EXPERIMENT.arms]
     found = {name: f"{points(one)}: {follows}" for name, (one, follows) in primary(items, FIXED, COMPARED).items()}
-    means = {arm: task_mean(select_arm(items, f"{arm}{AT_ZERO}"), KEPT) for arm in (START, *EXPERIMENT.arms)}
-    rates = {arm: f"{100 * mean:.0f} %" for arm, mean in means.items() if mean is not None}
+    rates = kept_rates(items, EXPERIMENT.arms)
     tokens = {arm: fmean(by_seed(courses, arm).values()) for arm in EXPERIMENT.arms}
     shares = [f"{arm} {tokens[arm] / tokens['A']:.2f}" for arm in "BCD"]
     collapses = collapsed_trainings(items, courses, tuple(EXPERIMENT.arms))

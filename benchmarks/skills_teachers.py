@@ -191,15 +191,20 @@ def by_family(rows: pa.Table) -> dict[str, float]:
     return dict(zip(table["family"].to_pylist(), table["kept_mean"].to_pylist(), strict=True))
 
 
+def kept_rates(items: pa.Table, arms: Iterable[str]) -> dict[str, str]:
+    """Return in per cent what each arm and the start pass with the protocol kept at temperature 0."""
+    means = {arm: task_mean(select_arm(items, f"{arm}{AT_ZERO}"), KEPT) for arm in (START, *arms)}
+    return {arm: f"{100 * mean:.0f} %" for arm, mean in means.items() if mean is not None}
+
+
 def told() -> tuple[dict[str, str], str]:
     """Return the cells of this experiment in README's table by their row, and what to know about them."""
     items = EXPERIMENT.read_items()
-    rates = {arm: task_mean(select_arm(items, f"{arm}{AT_ZERO}"), KEPT) for arm in (START, *EXPERIMENT.arms)}
     found = primary(items)
     (whole,) = difference_of(items, [at_zero(*OTHERS[0])], EvalQuestion(outcome=KEPT)).values()
     title = "[SmolLM2-135M](experiments/skills-teachers.md)"
     cells = {"": f"{title}, {whole.num_seeds} trainings an arm"}
-    cells |= {arm: f"{100 * rate:.0f} %" for arm, rate in rates.items() if rate is not None}
+    cells |= kept_rates(items, EXPERIMENT.arms)
     cells |= {name: f"{points(one)}: {follows}" for name, (one, follows) in found.items()}
     cells["B − A"] = f"{points(whole)}: {SHOWN[whole.decision]}"
     courses = store.read_json(EXPERIMENT.document.with_suffix(".json"))["trainings"]

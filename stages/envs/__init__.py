@@ -75,15 +75,22 @@ def load(name: str, options: Mapping[str, Any]) -> Environment:
     named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     if needed := [p.name for p in named if p.default is p.empty and p.name not in options]:
         raise UsageError("envs.option-needed", name=name, options=needed)
-    for option, value in [*options.items()] if is_shipped(name) else []:
-        kind, least = type(parameters[option].default), 2 if option == "max_chars" else -(2**63)  # a head and a tail
-        if kind is tuple:  # one text is one element
-            options[option] = value = (value,) if isinstance(value, str) else value
-            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-                raise UsageError("envs.option-no-list", name=name, option_=option, value=value)
-        if kind in (int, float) and not (type(value) in (int, kind) and least <= value < 2**63):
-            raise UsageError("envs.option-no-number", name=name, option_=option, value=value, whole=kind is int)
+    if is_shipped(name):
+        defaults = {option: parameters[option].default for option in options}
+        options = {option: _checked(name, option, value, defaults[option]) for option, value in options.items()}
     return factory(**options)
+
+
+def _checked(name: str, option: str, value: Any, default: Any) -> Any:
+    """Return the value of an option in the type of its default; `UsageError` for a list or a number that is none."""
+    kind, least = type(default), 2 if option == "max_chars" else -(2**63)  # a head and a tail
+    if kind is tuple:
+        value = (value,) if isinstance(value, str) else value  # one text is one element
+        if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+            raise UsageError("envs.option-no-list", name=name, option_=option, value=value)
+    if kind in (int, float) and not (type(value) in (int, kind) and least <= value < 2**63):
+        raise UsageError("envs.option-no-number", name=name, option_=option, value=value, whole=kind is int)
+    return value
 
 
 def is_task_file(name: str) -> bool:

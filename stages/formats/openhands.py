@@ -63,9 +63,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     failures = [name for name in HARNESS_FAILURES if isinstance(report, dict) and report.get(name)]
     if ended and turns and (resolved is not None or score is not None):
         failures, ended = [*failures, reason_of(ended)], None
-    measured = MeasuredSample(reason=unreadable)
-    if failures:
-        measured = MeasuredSample(state=State.SCORED_WITH_ERROR, reason=failures[0])
+    broken = MeasuredSample(state=State.SCORED_WITH_ERROR, reason=failures[0]) if failures else None
     usage = metrics.get("accumulated_token_usage") or {}
     # OpenHands writes `output.jsonl`; a file of another name is taken to be named after its data set.
     file_env = stem(origin.path) if stem(origin.path) != "output" else NAME
@@ -80,7 +78,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         turns=turns,
         model=(about.get("llm_config") or about.get("llm") or {}).get("model") or about.get("model_name"),
         statement=row.get("problem_statement") or issue.get("body") or None,
-        measured=measured,
+        measured=broken or MeasuredSample(reason=unreadable),
         reward=score,
         resolved=None if resolved is None else bool(resolved),
         submission=result.get("git_patch", record.get("git_patch")),

@@ -123,13 +123,13 @@ def parse_report(location: FileLocation, record: Mapping[str, Any]) -> Report | 
     # The verdict without the instance around it: then the folder names the instance.
     if isinstance(ids, bool) and {"patch_exists", "PASS_TO_PASS"} & record.keys() and location.path.stem == "report":
         return Report(location, {location.path.parent.name: ids}, whole_run=False)
+    if is_of_pro(record):
+        return Report(location, dict(record), whole_run=False)
     single = {
         str(name): value["resolved"]
         for name, value in record.items()
         if isinstance(value, Mapping) and isinstance(value.get("resolved"), bool)
     }
-    if is_of_pro(record):
-        single = dict(record)
     return Report(location, single, whole_run=False) if single else None
 
 

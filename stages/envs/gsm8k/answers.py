@@ -81,6 +81,8 @@ CHOICE = re.compile(r"\W*(?:(?i:option|choice)\W+)?(?:\(([A-J])\).*|([A-J])(?:[)
 TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 WORDS = re.compile(r"(?=.*[^\W\d_]{3})[^\W\d_]+(?:[ '’-][^\W\d_]+)*")
 """Words, of which one has three letters: AB may be a segment, and xy a product."""
+VARIABLES, MOST_VARIABLES = "abcdefghijklmn pqrstuvwxyz", 4
+"""Letters of variables, of which so many in this order are a product and no word: abc, xyz."""
 DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d\d?([./])\d\d?\1\d{4}")
 COMPOUND = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?(?:_?\d+|_\{\d+\})?){2,}")
 """The formula of a chemical compound: H2O."""
@@ -152,7 +154,7 @@ def _words(right: str) -> str:
     math-verify reads letters as a product, in which their order is nothing, and a date as a subtraction.
     """
     text = TEXT.sub(r"\1", right).strip("$ ")
-    is_product = len(text) < 5 and text in "abcdefghijklmn pqrstuvwxyz"  # xyz, abc
+    is_product = len(text) <= MOST_VARIABLES and text in VARIABLES
     is_words = WORDS.fullmatch(text) and not is_product
     return _plain_words(right) if is_words or DATE.fullmatch(text) or COMPOUND.fullmatch(text) else ""
 

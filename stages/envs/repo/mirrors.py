@@ -57,10 +57,11 @@ def check_out(repository: Path, commit: str, target: Path) -> None:
     with trees.scratch() as room:
         # Only the objects are read: the repository's configuration may name programs to run as filters.
         trees.git(room, "init", "--quiet", "--bare", "--template=", "empty.git")
-        env = {
-            "GIT_INDEX_FILE": str(room / "index"),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((repository / "objects").absolute()),
-        }
+        # In a file: a variable of the environment is cut at colons, which a path may have.
+        alternates = room / "empty.git" / "objects" / "info" / "alternates"
+        alternates.parent.mkdir(exist_ok=True)
+        alternates.write_text(f"{(repository / 'objects').absolute()}\n")
+        env = {"GIT_INDEX_FILE": str(room / "index")}
         at = (f"--git-dir={room / 'empty.git'}", f"--work-tree={target}")
         trees.git(target, *at, "read-tree", commit, env=env)
         trees.git(target, *at, "checkout-index", "--all", "--force", env=env)
@@ -83,5 +84,5 @@ def clone(address: str, commit: str) -> Path:
             elif not has_commit(mirror, commit):
                 trees.git(mirror, "fetch", "--quiet", "origin")
         except (RuntimeError, OSError) as error:
-            raise InfrastructureError("envs.tasks.clone-failed", address=address, error=error) from None
+            raise InfrastructureError("envs.repo.clone-failed", address=address, error=error) from None
     return mirror

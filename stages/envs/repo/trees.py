@@ -344,7 +344,7 @@ def _members(archive: Path, limits: ArchiveLimits) -> Iterator[Member]:
             for entry in zip_file.infolist():
                 mode, name, read = entry.external_attr >> 16, entry.filename, partial(zip_file.read, entry)
                 if stat.S_ISLNK(mode) and entry.file_size <= LONGEST_PATH:  # a link's content is what it names
-                    yield Member(name, 0, 0, read, _target(posixpath.dirname(name), os.fsdecode(read())))
+                    yield Member(name, 0, 0, bytes, _target(posixpath.dirname(name), os.fsdecode(read())))
                 elif not entry.is_dir():
                     yield Member(name, entry.file_size, _mode(mode), read)
         return

@@ -161,9 +161,11 @@ def test_links_that_multiply_are_refused(tmp_path: Path) -> None:
 def test_a_commit_is_as_git_checks_it_out(tmp_path: Path) -> None:
     """`git archive` leaves out what is marked so, fills in lines, and its only folder was taken for the top."""
     attributes = "tests export-ignore\n*.txt export-subst\n"
-    source = write(tmp_path / "source", {"p/tests/a.py": "1", "p/b.txt": "$Format:%H$", "p/.gitattributes": attributes})
+    source = write(
+        tmp_path / "a:source", {"p/tests/a.py": "1", "p/b.txt": "$Format:%H$", "p/.gitattributes": attributes}
+    )
     (source / "p" / "link").symlink_to("tests")
-    found = unpacked(tmp_path, git="source", commit=trees.commit(source))
+    found = unpacked(tmp_path, git="a:source", commit=trees.commit(source))
     assert found == {"p/tests/a.py": b"1", "p/b.txt": b"$Format:%H$", "p/.gitattributes": attributes.encode()}
     assert os.readlink(tmp_path / "target" / "p" / "link") == "tests"
 
