@@ -89,6 +89,8 @@ COMPOUND = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?(?:_?\d+|_\{\d+\})?){2,}")
 BASE = re.compile(r"(?<![A-Za-z\\])\b[0-9A-F]+_\{?(\d+)\}?")
 """A number and its base: 204_5."""
 HALF_OF_DAY = re.compile(r"(?i)\b([ap])\.?\s?m\b")
+TIME = re.compile(r"(?i)(?<![\d:.])(\d\d?)(?::([0-5]\d))?(?::([0-5]\d))?(?![\d:])(?:\s*([ap])\.?\s?m\b\.?)?")
+"""A time of day: its hour, minutes, seconds and half."""
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
 WRITINGS = load_toml(__package__, "writings.toml")
@@ -119,6 +121,8 @@ def is_right(text: str, right: str) -> bool:
     if all(halves) and halves[0] != halves[1]:  # math-verify leaves them out
         return False
     if not (number or choice):
+        if (time := TIME.fullmatch(_bare(right))) and (time[4] or any(map(HALF_OF_DAY.search, answers))):
+            return bool(answers) and all(_gives_time(answer, time) for answer in answers)
         if words := _words(right):
             return bool(answers) and {_plain_words(answer) for answer in answers} == {words}
         bases = {match[1] for text in (right, *answers) for match in BASE.finditer(text)}
@@ -153,10 +157,30 @@ def _words(right: str) -> str:
 
     math-verify reads letters as a product, in which their order is nothing, and a date as a subtraction.
     """
-    text = TEXT.sub(r"\1", right).strip("$ ")
+    text = _bare(right)
     is_product = len(text) <= MOST_VARIABLES and text in VARIABLES
     is_words = WORDS.fullmatch(text) and not is_product
     return _plain_words(right) if is_words or DATE.fullmatch(text) or COMPOUND.fullmatch(text) else ""
+
+
+def _bare(text: str) -> str:
+    """Return a text without the marks of LaTeX around all of it and around its words."""
+    return TEXT.sub(r"\1", text).strip("$ ")
+
+
+def _gives_time(answer: str, right: re.Match[str]) -> bool:
+    """Return whether every time of an answer is the right one; one without a half of the day may have either."""
+    times = [*TIME.finditer(_bare(answer))]
+    times = [time for time in times if time[2] or time[4]] or times
+    return bool(times) and all(_second(time, right) == _second(right, time) for time in times)
+
+
+def _second(time: re.Match[str], other: re.Match[str]) -> int:
+    """Return the second of the day, in the half of the other time where a time of 1 to 12 o'clock has none."""
+    hour, minute, second = (int(part or 0) for part in time.groups()[:3])
+    if (half := time[4] or other[4]) and 1 <= hour <= 12:
+        hour = hour % 12 + 12 * (half.lower() == "p")
+    return (hour * 60 + minute) * 60 + second
 
 
 def _plain_words(text: str) -> str:
