@@ -12,12 +12,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import pyarrow as pa
 import records
 from experiment import Experiment, comparison_lines, difference_of, put
 from skills_teachers import FAMILIES, FIXED, at_zero, collapsed_trainings, family_lines, kept_rates, primary, seen
 
 from composer_stages.evaluation.arm_comparison import EvalQuestion
-from composer_stages.evaluation.inference import student_quantile
+from composer_stages.evaluation.difference import Difference
+from composer_stages.evaluation.inference import holm, student_quantile
 from composer_stages.evaluation.outcomes import AT_ZERO, KEPT, START
 from composer_stages.evaluation.words import points
 from composer_stages.runs import store
@@ -27,7 +29,9 @@ COMPARED = (("C", "B"), ("C", "A"), ("C", "D"))
 """The first comparison is a test at 5 %; where it shows a gain the others are, together at 5 % by Holm's correction."""
 OTHERS = (("B", "A"), ("D", "A"), ("B", "D"), ("A", START), ("C", START))
 EQUAL = 0.05
-"""Largest distance of an arm's tokens from those of GRPO that still counts as equal."""
+"""Largest distance of an arm's share of GRPO's tokens from 1 that still counts as equal."""
+UNEQUAL = "tokens NOT EQUAL"
+"""Told, as registered, with every difference of an arm whose tokens are not."""
 
 
 def result(table: Path = EXPERIMENT.items, document: Path = EXPERIMENT.document) -> None:
@@ -41,29 +45,42 @@ def result(table: Path = EXPERIMENT.items, document: Path = EXPERIMENT.document)
     lines += ["| --- | --- | --- | --- |"]
     found, others = primary(items, FIXED, COMPARED, power=True), primary(items, FAMILIES, COMPARED, power=False)
     for name, (one, follows) in found.items():
-        lines.append(f"| {name} | {points(one)} | {follows}{seen(one)} | {points(others[name][0])} |")
+        lines.append(
+            f"| {name}{token_word(name, courses)} | {points(one)} | {follows}{seen(one)} | {points(others[name][0])} |"
+        )
     lines += ["", *equality_lines(courses), ""]
-    question = EvalQuestion(sampling=FIXED, outcome=KEPT)
-    pairs = [*(at_zero(*pair) for pair in OTHERS), *COMPARED]
-    lines += comparison_lines("secondary, passed and protocol kept", difference_of(items, pairs, question, power=False))
+    worded = {name + token_word(name, courses): difference for name, difference in secondary(items).items()}
+    lines += comparison_lines("secondary, passed and protocol kept", worded)
     lines += ["", *cosine_lines(record["trainings"]), "", *family_lines(items, COMPARED[0])]
     collapses = collapsed_trainings(items, courses, tuple(EXPERIMENT.arms))
     lines += ["", f"Collapsed: {'; '.join(collapses) or 'none'}.", "", *EXPERIMENT.course_lines(courses)]
     lines += ["", f"All of it took {record['processor_hours']:.1f} processor hours."]
     put(document, lines)
     about = "SmolLM2-135M, three attempts a question, {} at temperature 0: points passed with the protocol kept"
-    records.write("experiment-dagger", (EXPERIMENT.claim(about.format(name), one) for name, (one, _) in found.items()))
+    claims = ((about.format(name + token_word(name, courses)), one) for name, (one, _) in found.items())
+    records.write("experiment-dagger", (EXPERIMENT.claim(claim, one) for claim, one in claims))
     print("\n".join(lines))
+
+
+def secondary(items: pa.Table) -> dict[str, Difference]:
+    """Return the secondary differences, which are under one correction."""
+    pairs = [*(at_zero(*pair) for pair in OTHERS), *COMPARED]
+    return difference_of(items, pairs, EvalQuestion(sampling=FIXED, outcome=KEPT), power=False)
 
 
 def told(table: Path = EXPERIMENT.items) -> tuple[str, str]:
     """Return what was found, in the paragraph of docs/findings.md and in README's line."""
     items, record = EXPERIMENT.read_items(table), store.read_json(table.with_suffix(".json"))
     courses = [one for one in record["trainings"] if one["arm"] in EXPERIMENT.arms]
-    found = {name: f"{points(one)}: {follows}" for name, (one, follows) in primary(items, FIXED, COMPARED).items()}
+    found = {
+        name: f"{points(one)}{token_word(name, courses)}: {follows}"
+        for name, (one, follows) in primary(items, FIXED, COMPARED).items()
+    }
     rates = kept_rates(items, EXPERIMENT.arms)
-    tokens = {arm: fmean(by_seed(courses, arm).values()) for arm in EXPERIMENT.arms}
-    shares = [f"{arm} {tokens[arm] / tokens['A']:.2f}" for arm in "BCD"]
+    shares = [f"{arm} {share:.2f}" for arm, share in token_shares(courses).items() if arm != "A"]
+    others = secondary(items)
+    p_values = dict(zip(others, holm([one.p_value for one in others.values()]), strict=True))
+    imitation = "B@0 − A@0"
     collapses = collapsed_trainings(items, courses, tuple(EXPERIMENT.arms))
     seeds = len({one["seed"] for one in courses})
     return (
@@ -73,10 +90,26 @@ def told(table: Path = EXPERIMENT.items) -> tuple[str, str]:
         f"training, {rates['A']} by GRPO (A), {rates['B']} by imitating the teacher's choices in one collection (B), "
         f"{rates['C']} in three rounds, each with a collection of the student of the round before, as DAgger does (C), "
         f"and {rates['D']} by on-policy distillation (D). C − B is {found['C − B']}; C − A is {found['C − A']}; "
-        f"C − D is {found['C − D']}. Tokens in the losses, beside those of A: {', '.join(shares)} (equal by the "
-        f"registration is within {EQUAL:.2f}). Trainings that collapsed: {len(collapses) or 'none'}.",
+        f"C − D is {found['C − D']}. B − A, a secondary comparison, is {points(others[imitation])}"
+        f"{token_word(imitation, courses)}, p {p_values[imitation]:.3f} after Holm's correction. Tokens in "
+        f"the losses, beside those of A: {', '.join(shares)} (equal by the registration is within "
+        f"{EQUAL:.2f}). Trainings that collapsed: {len(collapses) or 'none'}.",
         f"Three rounds of it, as DAgger does, beside one on the same tasks: {found['C − B']}.",
     )
+
+
+def token_word(comparison: str, courses: Sequence[Mapping[str, Any]]) -> str:
+    """Return `UNEQUAL` in brackets where an arm of a comparison trained on other tokens than GRPO, else nothing."""
+    shares = token_shares(courses)
+    arms = {side.partition("@")[0] for side in comparison.split(" − ")}
+    return f" ({UNEQUAL})" * any(abs(shares[arm] - 1) > EQUAL for arm in arms & shares.keys())
+
+
+def token_shares(courses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return each arm's share of the tokens that GRPO trained on with the same seed, mean over the seeds."""
+    of_grpo = by_seed(courses, "A")
+    counts = {arm: by_seed(courses, arm) for arm in EXPERIMENT.arms}
+    return {arm: fmean(count / of_grpo[seed] for seed, count in of.items()) for arm, of in counts.items()}
 
 
 def equality_lines(courses: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -87,7 +120,7 @@ def equality_lines(courses: Sequence[Mapping[str, Any]]) -> list[str]:
     sets = {seed: {one["task_set"] for one in courses if one["seed"] == seed} for seed in tokens["A"]}
     for arm, of_seeds in tokens.items():
         own = [one for one in courses if one["arm"] == arm]
-        share = fmean(number / tokens["A"][seed] for seed, number in of_seeds.items())
+        share = token_shares(courses)[arm]
         tasks = " or ".join(map(str, sorted({one["tasks"] for one in own})))
         ends = f"{min(of_seeds.values()):,} to {max(of_seeds.values()):,}"
         said = f"{share:.3f}, {'equal' if abs(share - 1) <= EQUAL else 'NOT EQUAL'}"

@@ -118,14 +118,15 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPOSER_BENCHMARK_RESULTS", str(tmp_path))
 
 
-@pytest.mark.parametrize(("design", "module"), [(PAIRS, teacher_pairs), (SKILLS, skills_teachers)])
+@pytest.mark.parametrize(("design", "module"), [(PAIRS, teacher_pairs), (SKILLS, skills_teachers), (DAGGER, dagger)])
 def test_a_published_result_is_what_its_tables_give(tmp_path: Path, design: Experiment, module: Any) -> None:
     for source in (design.document, design.items, design.document.with_suffix(".json")):
         (tmp_path / source.name).write_bytes(source.read_bytes())
     document = tmp_path / design.document.name
-    module.result(tmp_path / design.items.name, document, tmp_path / "figure.svg")
+    figure = tmp_path / "figure.svg"
+    module.result(tmp_path / design.items.name, document, *([figure] if design.figure.exists() else []))
     assert document.read_text() == design.document.read_text()
-    assert (tmp_path / "figure.svg").read_bytes() == design.figure.read_bytes()
+    assert not design.figure.exists() or figure.read_bytes() == design.figure.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["demo", "coder", "coder-3e-4"])
@@ -263,6 +264,11 @@ def test_the_result_of_the_rounds_is_complete_and_an_independent_program_compute
     assert "a gain is shown" in next(line for line in lines if line.startswith("| C − B |"))
     paragraph, line = dagger.told(made)
     assert "a gain is shown" in line and "D 1.07 (equal by the registration is within 0.05)" in paragraph
+    # A difference of arms with other tokens is told with that word, and no other is.
+    assert (dagger.UNEQUAL in line, paragraph.count(dagger.UNEQUAL)) == (False, 1)
+    assert {line[2:7] for line in lines if dagger.UNEQUAL in line} == {"C − D", "D@0 −", "B@0 −"}
+    claims = [claim["claim"] for claim in json.loads((tmp_path / "experiment-dagger.json").read_text())]
+    assert sum(dagger.UNEQUAL in claim for claim in claims) == 1
     rows = [{**row, "pair_set": row["train_seed"]} for row in pq.read_table(made).to_pylist()]
     values = recompute_teacher_pairs.VALUES["passed and kept"]
     for fixed, sampling in ((True, dagger.FIXED), (False, dagger.FAMILIES)):
