@@ -80,7 +80,8 @@ def told(table: Path = EXPERIMENT.items) -> tuple[str, str]:
     shares = [f"{arm} {share:.2f}" for arm, share in token_shares(courses).items() if arm != "A"]
     others = secondary(items)
     p_values = dict(zip(others, holm([one.p_value for one in others.values()]), strict=True))
-    imitation = "B@0 − A@0"
+    name = "B@0 − A@0"
+    imitation = f"{points(others[name])}{token_word(name, courses)}, p {p_values[name]:.3f} after Holm's correction"
     collapses = collapsed_trainings(items, courses, tuple(EXPERIMENT.arms))
     seeds = len({one["seed"] for one in courses})
     return (
@@ -90,11 +91,11 @@ def told(table: Path = EXPERIMENT.items) -> tuple[str, str]:
         f"training, {rates['A']} by GRPO (A), {rates['B']} by imitating the teacher's choices in one collection (B), "
         f"{rates['C']} in three rounds, each with a collection of the student of the round before, as DAgger does (C), "
         f"and {rates['D']} by on-policy distillation (D). C − B is {found['C − B']}; C − A is {found['C − A']}; "
-        f"C − D is {found['C − D']}. B − A, a secondary comparison, is {points(others[imitation])}"
-        f"{token_word(imitation, courses)}, p {p_values[imitation]:.3f} after Holm's correction. Tokens in "
+        f"C − D is {found['C − D']}. B − A, a secondary comparison, is {imitation}. Tokens in "
         f"the losses, beside those of A: {', '.join(shares)} (equal by the registration is within "
         f"{EQUAL:.2f}). Trainings that collapsed: {len(collapses) or 'none'}.",
-        f"Three rounds of it, as DAgger does, beside one on the same tasks: {found['C − B']}.",
+        f"In a third, on the same tasks, imitation beside GRPO, a secondary comparison: {imitation}; three rounds of "
+        f"it, as DAgger does, beside one: {found['C − B']}.",
     )
 
 
