@@ -149,6 +149,8 @@ class _ChannelStep(ComposedStep):
         **trl: Any,
     ) -> None:
         rows, self._shown = list(pairs), list[list[int] | None]()
+        if others := [row for row in rows if not isinstance(row, Mapping)]:  # of a table its columns, of a text letters
+            raise BadInput("python.pairs-no-rows", kind=type(pairs).__name__, value=others[0])
         missing = {"pairs": not rows and "Give pairs", "hinted": hints is None and "Give hints"}
         from_rollouts = "Its rows are made of rollouts of `composer train`, where it can be used"
         sources = {name: channel.load().source.name for name, channel in CHANNELS.items()}
@@ -173,6 +175,8 @@ class _ChannelStep(ComposedStep):
         self._hint = hints if self._hints.name in channels.sources else None
         super().__init__(*args, channels=channels, rows=lambda batches, step: channels.rows([], step), **trl)
         if channels.weights:
+            if any(getattr(argument, "lora_dropout", 0) for argument in trl.values()):
+                warnings.warn(Sentence("python.dropout-off"), stacklevel=2)
             self._check()
             self._ranks.broadcast_weights(self.model.parameters())
             self.add_callback(SourcesFollow(channels))
@@ -283,11 +287,12 @@ def _with_prompt(number: int, row: Row) -> Row:
 
     `BadInput` names what is neither text nor messages, and pictures, which no model here sees.
     """
+    row = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}  # pandas'
     if lacking := [name for name in SIDES if row.get(name) is None]:
         raise BadInput("python.pair-lacks-key", number=number, key=lacking[0])
     if pictures := [name for name in ("images", "image") if row.get(name)]:
         raise BadInput("python.pair-with-pictures", number=number, key=pictures[0])
-    row = row if row.get("prompt") is not None else extract_prompt(dict(row))
+    row = row if row.get("prompt") is not None else {**row, **extract_prompt(dict(row))}
     is_text = isinstance(row["prompt"], str)
     for name in ("prompt", *SIDES):
         value = row[name]
@@ -304,7 +309,9 @@ def _token_pair(processing_class: Any, number: int, row: Row, **rendering: Any) 
     """
     sides = {side: row[side] for side in SIDES}
     if isinstance(row["prompt"], str):
-        end = getattr(processing_class, "tokenizer", processing_class).eos_token or ""
+        end = getattr(processing_class, "tokenizer", processing_class).eos_token
+        if not end:
+            raise BadInput("python.text-without-end", number=number)
         texts = [row["prompt"], *(row["prompt"] + side.removesuffix(end) + end for side in sides.values())]
         prompt, *sequences = (_tokenize(processing_class, text)["input_ids"] for text in texts)
     else:

@@ -207,26 +207,43 @@ def number_calls(
 DIRECTIVE = re.compile(r"%[-_0^#]?[a-zA-Z]")
 """Of `strftime`, with the flags of the C library."""
 PERCENT = "\u2063PERCENT\u2063"
+ANY_DAY = date(2024, 7, 26)
+"""For templates that write the date of today, so that equal runs have equal prompts."""
+NOW = "strftime_now"
+"""The function with which chat templates write the date of today."""
+PINNED = re.compile(
+    rf'\{{%- (?:set (?P<name>\w+) = (?:"(?:[^"\\]|\\.)*"|[^\s"]+) -|macro (?P<macro>{NOW})\(.*?\{{%- endmacro -)%\}}',
+    re.S,
+)
+"""A statement of `pin_settings`."""
 
 
-def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str], today: date) -> None:
+def pin_settings(tokenizer: Any, settings: Mapping[str, bool | int | float | str], today: date | None) -> None:
     """Fix these settings, and the date, in a tokenizer's chat template, so that every later rendering uses them.
 
     They are statements before the template: a saved tokenizer renders alike elsewhere, and the template's digest covers
-    them.
+    them. Those of an earlier time, with which a checkpoint was saved, hold where no other is given. today: None for
+    the earlier date, or `ANY_DAY`.
     """
+    pinned, own = apart_pinned(tokenizer.chat_template)
     # Jinja reads the escapes of one character, and of those beyond 16 bits JSON has two halves.
-    lines = "".join(
-        f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} -%}}" for name, value in sorted(settings.items())
-    )
-    if "strftime_now" in tokenizer.chat_template:
+    for name, value in sorted(settings.items()):
+        pinned[name] = f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} -%}}"
+    if NOW in own and (today or NOW not in pinned):
         # As transformers writes them, whose directives are those of this machine's library.
-        directives = sorted({*DIRECTIVE.findall(tokenizer.chat_template)})
-        written = {"%%": PERCENT} | {name: today.strftime(name) for name in directives} | {PERCENT: "%"}
+        directives = sorted({*DIRECTIVE.findall(own)})
+        written = {"%%": PERCENT} | {name: (today or ANY_DAY).strftime(name) for name in directives} | {PERCENT: "%"}
         replaced = "".join(f" | replace({name!r}, {text!r})" for name, text in written.items() if name != text)
-        lines += f"{{%- macro strftime_now(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro -%}}"
-    if not tokenizer.chat_template.startswith(lines):
-        tokenizer.chat_template = lines + tokenizer.chat_template
+        pinned[NOW] = f"{{%- macro {NOW}(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro -%}}"
+    tokenizer.chat_template = "".join([*pinned.values(), own])
+
+
+def apart_pinned(template: str) -> tuple[dict[str, str], str]:
+    """Return the statements of `pin_settings` before a chat template, by the names that they set, and the template."""
+    pinned, end = dict[str, str](), 0
+    while match := PINNED.match(template, end):
+        pinned[match["name"] or NOW], end = match[0], match.end()
+    return pinned, template[end:]
 
 
 SENTINEL, QUESTION = "\u2063ANSWER\u2063", "\u2063QUESTION\u2063"
@@ -508,7 +525,7 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
     """
     form, parts = turn_form(tokenizer), read(answer)
     opening, common = form.opening or "", len(form.opening or "")
-    full_text = f"{opening}{answer}{form.closing}"
+    full_text = f"{_begun(opening, answer)}{form.closing}"
     apart = (tools and parts.calls) or (parts.reasoning and _writes_thoughts(tokenizer))
     if form.opening is None or not form.verbatim or apart:
         said: Message = {"role": "assistant", "content": answer}
@@ -528,11 +545,20 @@ def answer_ids(tokenizer: Any, messages: Sequence[Message], answer: str, tools: 
             # A call may end otherwise than an answer, and what stands before it as an answer ends (GPT-OSS).
             full_text = full_text if at < 0 or (parts.calls and full_text[stop:].strip()) else full_text[:stop]
         else:
-            full_text, common = f"{opening}{answer}{form.closing}", len(opening)
+            full_text, common = f"{_begun(opening, answer)}{form.closing}", len(opening)
     start = max((match.start() for match in _special(tokenizer).finditer(opening, 0, common)), default=0)
     before, ids = (_ids(tokenizer, text[start:], math.inf) for text in (opening, full_text))
     num_common = length_in_common(before, ids)
     return ids[num_common:], len(before) - num_common
+
+
+def _begun(opening: str, answer: str) -> str:
+    """Return an answer behind its opening; where that opens a thought with which the answer begins, once."""
+    mark, said = OPENED.search(opening), answer.lstrip()
+    if mark is None or not said.startswith(mark[0].strip()):
+        return opening + answer
+    behind = said.removeprefix(mark[0].strip())
+    return opening + (behind.lstrip("\n") if mark[0].endswith("\n") else behind)
 
 
 def length_in_common(first: Sequence[Any], second: Sequence[Any]) -> int:

@@ -1,7 +1,9 @@
 """TRL's logged completions: Parquet, one sampled completion a row, prompt and completion as text or as messages.
 
 The logs hold no token ids, no log-probs and no model's name. Where several reward functions were logged, their weights
-are not, so the reward is unknown; each value is kept in `extra`.
+are not, so the reward is unknown; each value is kept in `extra`. TRL writes a column for each function and no total
+(TRL 1.16, `log`): a column `reward` is the reward only in our own files, or where it is alone. A generation that is
+trained on in several steps is in the file of each of them, and counts once.
 
 The writer makes `completions/completions_00000.parquet`, one rollout a row, prompt and completion as messages, `step`
 and `advantage` as TRL logs them. Arguments of calls are JSON text, as they differ from tool to tool and a Parquet
@@ -12,13 +14,13 @@ Format read from huggingface/trl at its state of 2026-07-24, `trl/trainer/grpo_t
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from composer_stages import json_text
-from composer_stages.formats.base import Origin, Reader, Record, Trajectory, has_keys
+from composer_stages.formats.base import Drop, NumberedRecord, Origin, Reader, Record, Trajectory, has_keys
 from composer_stages.formats.measurement import REWARD, MeasuredSample
 from composer_stages.formats.messages import conversation, split_turns
 from composer_stages.formats.secrets import clean
@@ -31,6 +33,8 @@ from composer_stages.words import Sentence
 
 NAME = "trl"
 COLUMNS = {"step", "prompt", "completion", "advantage", "reward", "images", "tools"}
+GENERATION, TOTAL = "generation", "reward_function"
+"""Column for a digest of all of a file but its step; the name of the score of a function that is called `reward`."""
 OUR_COLUMNS = {"rollout_id", "task_id", "env", "model", "family", "split"}
 LOST = ("token ids and log-probs", "finish reasons, return codes, costs and times", "errors", "submissions", "sampling")
 CALL = pa.struct(
@@ -61,6 +65,19 @@ def recognises(record: Any) -> bool:
     return has_keys(record, "prompt completion") and bool({"step", "advantage"} & record.keys())
 
 
+def of_generation(
+    records: Iterator[NumberedRecord | Drop], make_drop: Callable[[int, str, str], Drop]
+) -> Iterator[NumberedRecord | Drop]:
+    """Yield the rows of a file with a digest of them all without their steps."""
+    del make_drop
+    held = list(records)
+    rows = [{**item[1], "step": None} for item in held if not isinstance(item, Drop) and isinstance(item[1], dict)]
+    generation = store.digest(repr(rows))[:12]
+    for item in held:
+        is_row = not isinstance(item, Drop) and isinstance(item[1], dict)
+        yield (item[0], item[1] | {GENERATION: generation}) if is_row else item
+
+
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     """Yield the one rollout of a row. The prompt identifies a task, unless a column names it."""
     opening = _messages(record["prompt"], "user")
@@ -69,11 +86,14 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     rewards = {
         name: value
         for name, value in record.items()
-        if name not in COLUMNS | OUR_COLUMNS and isinstance(value, float | int)
+        if name not in COLUMNS | OUR_COLUMNS | {GENERATION} and isinstance(value, float | int)
     }
-    scores: dict[str, float | None] = {name: float(value) for name, value in rewards.items()}
-    if "reward" in record:
-        scores[REWARD] = record["reward"]
+    has_total = REWARD in record and (not rewards or set(MARK) <= record.keys())
+    if REWARD in record and not has_total:
+        rewards[TOTAL] = record[REWARD]
+    scores = {name: None if value is None else float(value) for name, value in rewards.items()}
+    if has_total:
+        scores[REWARD] = record[REWARD]
     env = record.get("env") or NAME
     yield Trajectory(
         task_id=record.get("task_id") or f"{env}/{store.digest(record['prompt'])[:12]}",
@@ -82,12 +102,12 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         turns=turns,
         # A prompt that is text was rendered by the chat template: its roles can no longer be told apart with certainty.
         missing={missing.OPENING} if isinstance(record["prompt"], str) else set(),
-        own_id=record.get("rollout_id"),
+        own_id=record.get("rollout_id") or f"{record[GENERATION]}:{origin.line}",
         model=record.get("model"),
         family=record.get("family"),
         split=record.get("split"),
         measured=MeasuredSample(scores),
-        unscored="reward" in record,
+        unscored=has_total,
         error=None if turns else ("empty_completion", Sentence("formats.no-model-message")),
         tools=clean(json_text.loads(record.get("tools") or "[]"), None),
         extra={name: record[name] for name in ("step", "advantage") if name in record} | {"rewards": rewards},
@@ -124,5 +144,5 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
     yield File("completions/completions_00000.parquet", lambda file: tables.write_rows(file, SCHEMA, rows()))
 
 
-READERS = (Reader(NAME, recognises, trajectories),)
+READERS = (Reader(NAME, recognises, trajectories, join=of_generation),)
 WRITER = Writer(LOST, files)

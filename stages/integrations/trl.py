@@ -14,6 +14,7 @@ Contracts read from huggingface/trl 1.16.0, `trl/trainer/grpo_trainer.py` (`_gen
 `_generate_and_score_completions`).
 """
 
+import copy
 import os
 import time
 import weakref
@@ -26,10 +27,11 @@ from datasets import Dataset
 from transformers import PrinterCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from composer_stages.backends.ranks import Ranks, join
 from composer_stages.envs import boundary
 from composer_stages.envs.base import Environment, Task
 from composer_stages.errors import InfrastructureError, UsageError
-from composer_stages.messages import Message
+from composer_stages.messages import Message, pin_settings
 from composer_stages.policy import available
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.local import LocalPolicy, device
@@ -42,6 +44,9 @@ from composer_stages.training.rollouts import environment_reward, planned, trl_c
 from composer_stages.training.trl_arguments import trl_config
 from composer_stages.words import Sentence
 
+UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None}
+"""Fields of GRPOConfig that shape a distribution, and the values with which they do not: log-probs are exact."""
+
 __all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_environments"]
 
 
@@ -50,7 +55,8 @@ class RolloutFunction:
 
     TRL passes prompts only, so a task is found by its opening messages. `rows` is the dataset: {"prompt": opening
     messages, "task_id"}. `max_steps`: actions of a rollout. `max_tokens`: of one action. `model`: the name in
-    records, if not that of the loaded one. `latest` holds the rollouts of the last call, in TRL's order.
+    records, if not that of the loaded one. `ranks`: the processes, if not those of torchrun. `latest` holds the
+    rollouts of the last call, in TRL's order.
     """
 
     def __init__(
@@ -63,7 +69,9 @@ class RolloutFunction:
         seed: int = 0,
         model: str | None = None,
         before_turn: Callable[[], None] = lambda: None,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks
         self._max_tokens, self._model, self._sandbox = max_tokens, model, make().sandbox
         self._make, self._seed, self._max_steps, self._before_turn = make, seed, max_steps, before_turn
         self.latest: list[LiveRollout] = []
@@ -76,26 +84,32 @@ class RolloutFunction:
     def __call__(self, prompts: list[list[Message]], trainer: Any) -> dict[str, list[Any]]:
         """Play one rollout a prompt with the model under training.
 
-        Returns columns: token ids, log-probs (nats), mask of own tokens, rewards.
+        Returns columns: token ids, log-probs (nats), mask of own tokens, rewards. `UsageError` for a prompt of no task,
+        and for arguments of the trainer that sample otherwise than by temperature.
         """
-        started = time.monotonic()
-        tasks = []
-        for prompt in prompts:
-            if (task := self._known.get(state_sha256(prompt))) is None:
+        started, keys = time.monotonic(), [state_sha256(prompt) for prompt in prompts]
+        for key, prompt in zip(keys, prompts, strict=True):
+            if key not in self._known:
                 raise UsageError("integrations.unknown-prompt", prompt=str(prompt)[:200])
-            tasks.append(task)
+        for name, value in UNSHAPED.items():
+            if (given := getattr(trainer.args, name, value)) not in (value, {}):
+                raise UsageError("integrations.sampling-unread", name=name, value=given)
+        # TRL parts the copies of a prompt among processes: each process counts those of the processes before it.
+        ranks = self._ranks or join()
+        everywhere, here = ranks.gather(keys), ranks.rank
+        begin = sum(map(len, everywhere[:here]))
+        tasks = [self._known[key] for keys_there in everywhere for key in keys_there]
+        rollouts = planned(tasks, self._seed, trainer.state.global_step)[begin : begin + len(keys)]
+        tokenizer = trainer.processing_class
+        if settings := getattr(trainer, "chat_template_kwargs", None):
+            tokenizer = copy.copy(tokenizer)  # TRL's own rendering has the settings as arguments
+            pin_settings(tokenizer, settings, None)
         model = trainer.accelerator.unwrap_model(trainer.model)
         named = self._model or getattr(model.config, "_name_or_path", "") or "model under training"
         config = PolicyConfig(model=named, temperature=trainer.args.temperature, max_tokens=self._max_tokens)
-        self._policy = LocalPolicy(model, trainer.processing_class, config)
+        self._policy = LocalPolicy(model, tokenizer, config)
         trainer.eos_token_ids = sorted(self._policy.model_facts.end_ids)  # TRL tells by them what was cut off
-        self.latest = play(
-            self._make,
-            self._policy,
-            planned(tasks, self._seed, trainer.state.global_step),
-            max_steps=self._max_steps,
-            before_turn=self._before_turn,
-        )
+        self.latest = play(self._make, self._policy, rollouts, max_steps=self._max_steps, before_turn=self._before_turn)
         for rollout in self.latest:  # played in one batch: each gets an equal part of its time
             rollout.wall_s = (time.monotonic() - started) / len(prompts)
         return trl_columns(self.latest, trainer.processing_class)

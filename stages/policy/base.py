@@ -157,8 +157,8 @@ class PolicyConfig(Settings):
         default={}
     )
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
-    template_date: date = date(2024, 7, 26)
-    """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
+    template_date: date | None = None
+    """What chat templates that write the date of today (Llama 3.2's, GPT-OSS's) take for it: by default 2024-07-26."""
     tool_calls: CallForm = "none"
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -205,6 +205,8 @@ class PolicyConfig(Settings):
             raise ValueError(Sentence("policy.negative-price"))
         if self.served and not self.source:
             raise ValueError(Sentence("policy.prefix-without-model", vllm=VLLM))
+        if odd := [name for name, value in self.chat_template_kwargs.items() if value in ("True", "False", "None")]:
+            raise ValueError(Sentence("policy.word-of-python", name=odd[0], value=self.chat_template_kwargs[odd[0]]))
         if re.match(r"https?://", self.model):
             raise ValueError(Sentence("policy.model-is-address", model=self.model))
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):

@@ -56,8 +56,10 @@ def places(model: Any, tokenizer: Any) -> dict[str, str]:
         raise BadInput("policy.gguf-tokenizer", kinds=sorted({*CUTS.values()}))
     architecture = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
     name_map, names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers), dict[str, str]()
+    # By the tensors: of a checkpoint with a head of its own transformers ties none, whatever config.json says.
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     for name in model.state_dict():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+        if name == "lm_head.weight" and is_tied:
             continue
         if (gguf_name := name_map.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
             raise BadInput("policy.gguf-no-place", name=name, family=config.model_type)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from composer_stages.backends import resources
@@ -39,6 +39,7 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     tokenizer.clean_up_tokenization_spaces = False  # with which answers lose blanks: `ls .` was executed as `ls.`
     folded = model_checks.fit_template(config, tokenizer)
+    model_checks.require_read_settings(config, tokenizer)
     pin_settings(tokenizer, config.chat_template_kwargs, config.template_date)
     model_checks.require_read_calls(config, tokenizer)
     notices = [Sentence("policy.no-system-messages", model=config.model)] if folded else []
@@ -243,8 +244,13 @@ def check_folder(source: str, config: PolicyConfig, revision: str | None = None)
 
 
 def _opened(source: str, config: PolicyConfig, revision: str | None, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a causal LM and transformers' loading info about its tensors."""
+    """Return a causal LM and transformers' loading info about its tensors; FP8 weights become their numbers."""
     with model_checks.translate_errors(config):
+        shape: Any = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        quantised = getattr(shape, "quantization_config", None)
+        if is_fp8 := isinstance(quantised, dict) and quantised.get("quant_method") == "fp8":
+            quantised["dequantize"] = True  # as transformers does by itself where a machine cannot multiply them
+            options["config"] = shape
         opened: Any = AutoModelForCausalLM.from_pretrained(
             source,
             revision=revision,
@@ -253,6 +259,9 @@ def _opened(source: str, config: PolicyConfig, revision: str | None, **options: 
             output_loading_info=True,
             **options,
         )
+    if is_fp8 and hasattr(opened[0], "_weight_conversions"):
+        # Else transformers 5.23 quantises what it saves, without saying so in config.json (transformers#44983).
+        del opened[0]._weight_conversions
     model_checks.make_writable(opened[0])
     return opened[0], opened[1]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from jinja2 import meta
 from tokenizers import Tokenizer
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -27,6 +28,7 @@ from composer_stages.messages import (
     Message,
     MessageParts,
     ToolCall,
+    apart_pinned,
     length_in_common,
     opening_ids,
     read,
@@ -45,6 +47,8 @@ MOST_LAYERS = 1000
 """Layers that need no comparison with the size of the files; no model we know has more."""
 MOST_S = 2.0
 """Limit of the CPU time of that rendering, in seconds; it usually takes milliseconds."""
+OF_RENDERING = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}
+"""Variables that transformers gives to a chat template."""
 USER, SYSTEM = "\u2063USER\u2063", "\u2063SYSTEM\u2063"
 PARTS = "".join(load_text(__package__, "content_parts.jinja").splitlines())
 """Prefix for a chat template that takes content in parts alone."""
@@ -208,6 +212,17 @@ def cuts_otherwise(source: str, tokenizer: Any, revision: str | None) -> bool:
         return False
     own = Tokenizer.from_file(str(path)).encode(PROBE, add_special_tokens=False).ids
     return bool(own != tokenizer(PROBE, add_special_tokens=False)["input_ids"])
+
+
+def require_read_settings(config: PolicyConfig, tokenizer: Any) -> None:
+    """Raise `UsageError` if the chat template reads no variable of the name of a setting."""
+    _, template = apart_pinned(tokenizer.chat_template)
+    with translate_errors(config):
+        environment = _compile_jinja_template(template).environment
+        read_names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
+    if unread := sorted(config.chat_template_kwargs.keys() - read_names):
+        others = sorted(read_names - OF_RENDERING)
+        raise UsageError("policy.template-setting-unread", model=config.model, name=unread[0], others=others)
 
 
 def require_read_calls(config: PolicyConfig, tokenizer: Any) -> None:

@@ -204,6 +204,7 @@ class AdapterSettings(Settings):
     targets: tuple[str, ...] = ()
     """Names of the Linears that get an adapter, such as q_proj; none for all but the output head."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of the adapters; only without weights of channels."""
     rslora: bool = False
     """Scale by the square root of the rank, which keeps high ranks stable."""
     dora: bool = False

@@ -44,6 +44,8 @@ def _input_refusals(plan: "TrainPlan") -> Iterator[UsageError]:
     channels = bool(config.weights.active())
     if config.trl.get("cast_lm_head_to_fp32") and (channels or config.optimisation.shared_prompts is not False):
         yield UsageError("training.head-of-trl", channels=channels)
+    if channels and (config.adapter.dropout or config.trl.get("disable_dropout") is False):
+        yield UsageError("training.dropout-of-channels", channel=min(config.weights.active()))
     if plan.direction and config.adapter.dora:
         yield UsageError("training.direction-and-dora")
     if config.optimisation.stop_on_collapse and config.diloco.store is not None:

@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from support.chat_forms import FULL
 from support.models import save_tiny, tiny_model, tiny_tokenizer
@@ -244,6 +246,12 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
             composer.BadInput,
             "Pair 0 has no 'rejected'",
         ),
+        ({"pairs": PAIRS[0], "weights": {"sft": 1}}, composer.BadInput, "pairs is a dict whose rows .* a Dataset"),
+        (
+            {"pairs": "pairs.parquet", "weights": {"sft": 1}},
+            composer.BadInput,
+            "pairs is a str whose rows are such as 'p'",
+        ),
         *(
             ({"pairs": [{**PAIRS[0], **row}], "weights": {"sft": 1}}, composer.BadInput, words)
             for row, words in (
@@ -288,6 +296,22 @@ def test_unusable_pairs_hints_and_weights_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         trainer(tmp_path, with_channels(), **given)
+
+
+def test_rows_of_pandas_are_read_and_dropout_that_is_switched_off_is_told(tmp_path: Path) -> None:
+    rows = [{**row, **{name: np.array(row[name], dtype=object) for name in ("prompt", *SIDES)}} for row in PAIRS]
+    adapter = LoraConfig(r=2, lora_dropout=0.5, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    with pytest.warns(UserWarning, match="lora_dropout has no effect"):
+        one = trainer(tmp_path, with_channels(), weights={"dpo": 1.0}, pairs=rows, peft_config=adapter)
+    plain = trainer(tmp_path, with_channels(), weights={"dpo": 1.0}, pairs=PAIRS)
+    assert [pair.tree for pair in one._pairs.pairs] == [pair.tree for pair in plain._pairs.pairs]
+
+
+def test_text_without_an_end_token_is_refused(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(LETTERS)
+    tokenizer.eos_token = None
+    with pytest.raises(composer.BadInput, match="Pair 3 is text, and the tokenizer has no eos_token"):
+        _token_pair(tokenizer, 3, {"prompt": "a", "chosen": "b", "rejected": "c"})
 
 
 @pytest.mark.parametrize("hint", [False, math.nan])
@@ -363,8 +387,8 @@ def test_pairs_are_tokenised_as_by_dpo_trainer(tmp_path: Path) -> None:
     args = DPOConfig(str(tmp_path), max_length=None, report_to=[], bf16=False, use_cpu=True)
     dataset = Dataset.from_list(rows, on_mixed_types="use_json")
     theirs = DPOTrainer(str(folder), args=args, train_dataset=dataset).train_dataset
-    # Of two sides that begin alike DPOTrainer takes the prompt out.
-    rows[-1] = {"tools": "", **{side: [*asked("a"), *RICH["parts"][side]] for side in SIDES}}
+    # Of two sides that begin alike DPOTrainer takes the prompt out, and the row's other columns stay.
+    rows[-1] = {"tools": None, **{side: [*asked("a"), *RICH["parts"][side]] for side in SIDES}}
     model = tiny_model(vocabulary=len(tokenizer))
     script = trainer(tmp_path, with_channels(), model, weights={"sft": 1.0}, pairs=rows, tokenizer=tokenizer)
     for pair, row in zip(script._pairs.pairs, theirs, strict=True):

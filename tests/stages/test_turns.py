@@ -19,6 +19,7 @@ from composer_stages.messages import (
     MessageParts,
     ToolCall,
     answer_ids,
+    apart_pinned,
     declares_tools,
     end_id,
     following_ids,
@@ -64,7 +65,7 @@ def test_what_follows_an_answer_is_what_the_template_writes(form: Any) -> None:
 # Special tokens of the models that TRL's templates belong to: the tokenizer's end token first.
 SPECIAL = {
     "cohere cohere2": "<|END_OF_TURN_TOKEN|>",
-    "deepseekv3": "<｜end▁of▁sentence｜>",
+    "deepseekv3 deepseek_r1_distill": "<｜end▁of▁sentence｜>",
     "diffusion_gemma": "<eos> <turn|> <|turn>",
     "gemma gemma3": "<eos> <start_of_turn> <end_of_turn>",
     "glm4moe": "<|endoftext|> <|user|> <|assistant|> <|observation|> <|system|>",
@@ -78,7 +79,15 @@ SPECIAL = {
 }
 PUBLIC = {name: special.split() for names, special in SPECIAL.items() for name in names.split()}
 REWRITING = {  # they write an earlier answer otherwise than they open the next one
-    *("deepseekv3", "glm4moe", "gptoss", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"),
+    *(
+        "deepseekv3",
+        "deepseek_r1_distill",
+        "glm4moe",
+        "gptoss",
+        "nemotron_3_nano",
+        "nemotron_3_super",
+        "nemotron_3_ultra",
+    ),
     *("qwen3_5_nothink", "qwen3_5_think", "qwen3_6"),
     *("idefics3", "llava_next"),  # a space
 }
@@ -285,6 +294,33 @@ def test_the_date_of_a_template_is_that_of_the_settings(form: str) -> None:
     config = PolicyConfig.model_validate({"model": "m", "template_date": "2031-03-05"})
     pin_settings(tokenizer, {}, config.template_date)
     assert whole_text(tokenizer, conversation("one")) == f"{right} one"
+
+
+@pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill", "qwen3_5_think", "nemotron_3_nano"])
+def test_a_thought_that_the_template_opens_begins_once(name: str) -> None:
+    """Also where the template leaves the thought out of an answer, which stays as it was said (DeepSeek)."""
+    tokenizer, question = public(name), conversation("one")
+    ids, replaced = answer_ids(tokenizer, question, "<think>\nbecause\n</think>\n\n4")
+    opening = opening_ids(tokenizer, question)
+    text = tokenizer.decode(opening[: len(opening) - replaced] + ids)
+    assert text.count("<think>") == 1 and "<think>\nbecause\n</think>" in text
+
+
+def test_settings_that_a_checkpoint_was_saved_with_give_way_to_others() -> None:
+    """Those that are not given again hold, the date too."""
+    template = "{{ strftime_now('%F') }} {{ tone }} {{ depth }} {{ messages[0]['content'] }}"
+    tokenizer = byte_tokenizer(template, "<end>", [])
+
+    def text(settings: dict[str, Any], today: date | None) -> str:
+        pin_settings(tokenizer, settings, today)
+        return whole_text(tokenizer, conversation("one"))
+
+    assert text({"tone": 'a "b" -%} c', "depth": 1}, date(2031, 3, 5)) == '2031-03-05 a "b" -%} c 1 one'
+    saved = tokenizer.chat_template
+    assert text({}, None) == '2031-03-05 a "b" -%} c 1 one' and tokenizer.chat_template == saved
+    assert text({"depth": 2}, None) == '2031-03-05 a "b" -%} c 2 one'
+    assert text({"tone": "d"}, date(2032, 1, 1)) == "2032-01-01 d 2 one"
+    assert apart_pinned(tokenizer.chat_template)[1] == template
 
 
 LLAMA = (

@@ -40,3 +40,22 @@ def test_message_rows_with_nulls_where_other_rows_have_calls(tmp_path: Path) -> 
     rollouts, drops, _ = read(table(tmp_path / "c.parquet", rows))
     assert [len(rollout.turns) for rollout in rollouts] == [2, 1] and not drops
     assert rollouts[0].turns[0].action == action("", ("f", '{"a": 1}'))
+
+
+def test_a_function_called_reward_is_no_total(tmp_path: Path) -> None:
+    """TRL writes a column for each function; where that one is alone, it is the reward."""
+    named = {"step": 1, "prompt": "1+1?", "completion": "2", "reward": 1.0, "advantage": 0.5}
+    (alone,) = payloads(table(tmp_path / "alone.parquet", [named]))
+    (beside,) = payloads(table(tmp_path / "beside.parquet", [{**named, "format_reward": 0.0}]))
+    assert (alone["rollout"]["reward"], beside["rollout"]["reward"]) == (1.0, None)
+    assert '"rewards":{"format_reward":0.0,"reward_function":1.0}' in beside["origin"]["extra_json"]
+
+
+def test_a_generation_in_the_files_of_several_steps_counts_once(tmp_path: Path) -> None:
+    """As TRL writes it with `num_iterations`; another that differs in one answer counts whole."""
+    for step in (1, 2):
+        table(tmp_path / f"completions_0000{step}.parquet", [row(step=step), row(step=step, completion="3")])
+    table(tmp_path / "completions_00003.parquet", [row(step=3), row(step=3, completion="4")])
+    rollouts, drops, _ = read(tmp_path)
+    kept = {unit.trajectory.own_id if hasattr(unit, "trajectory") else unit.own_id for unit in rollouts}
+    assert len(kept) == 4 and not drops

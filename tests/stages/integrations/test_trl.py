@@ -3,6 +3,7 @@
 import gc
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from support.models import tiny_model, tiny_tokenizer
 from transformers.utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
 
+from composer_stages.backends.ranks import Ranks
 from composer_stages.envs.bash import ActionError
 from composer_stages.envs.kata.env import KataEnv
 from composer_stages.errors import InfrastructureError, UsageError
@@ -99,6 +101,43 @@ def test_tasks_that_open_alike_and_prompts_of_no_task_are_refused():
         RolloutFunction(GuessEnv, GuessEnv().tasks("train", 4, 0), max_steps=2, max_tokens=12)
     with pytest.raises(UsageError, match="is the opening of no task"):
         function()([[{"role": "user", "content": "say c"}]], trainer=None)
+
+
+class Half(Ranks):
+    """One of two processes, each with half of the copies of a prompt."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+
+def held(policy: LocalPolicy, **more: Any) -> Any:
+    """What a rollout function reads of a trainer."""
+    accelerator, state = SimpleNamespace(unwrap_model=lambda model: model), SimpleNamespace(global_step=0)
+    args = SimpleNamespace(temperature=5.0, **more.pop("args", {}))
+    about = {"model": policy.model, "processing_class": policy.tokenizer, "accelerator": accelerator, "state": state}
+    return SimpleNamespace(**about, args=args, **more)
+
+
+def test_processes_sample_the_copies_of_a_prompt_apart() -> None:
+    shares = []
+    for rank in (None, 0, 1):
+        ranks = None if rank is None else Half(rank, 2)
+        play = RolloutFunction(GuessEnv, TASKS, max_steps=1, max_tokens=12, ranks=ranks)
+        copies = [play.rows[0]["prompt"]] * (8 if rank is None else 4)
+        shares.append(play(copies, held(policy()))["completion_ids"])
+    assert shares[1] + shares[2] == shares[0] and shares[1] != shares[2]
+
+
+def test_arguments_that_would_have_no_effect_are_refused_and_the_templates_settings_hold() -> None:
+    play, local = function(), policy()
+    prompts = [play.rows[0]["prompt"]]
+    for args in ({"top_p": 0.9}, {"generation_kwargs": {"num_beams": 2}}):
+        with pytest.raises(UsageError, match=f"{next(iter(args))} = .* would have no effect"):
+            play(prompts, held(local, args=args))
+    local.tokenizer.chat_template = "{% if loud %}b{% endif %}" + local.tokenizer.chat_template
+    trainer = held(local, args={"top_p": 1.0, "generation_kwargs": {}}, chat_template_kwargs={"loud": True})
+    loud, plain = (play(prompts, one)["prompt_ids"][0] for one in (trainer, held(local)))
+    assert loud == local.tokenizer.convert_tokens_to_ids(["b"]) + plain
 
 
 def test_trl_finds_one_tool_and_its_schema():

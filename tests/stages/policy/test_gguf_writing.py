@@ -73,6 +73,12 @@ def test_a_file_reads_as_the_model_that_it_was_written_of(
     assert again.config.tie_word_embeddings == tied
 
 
+def test_a_head_of_its_own_is_written_whatever_the_configuration_says_of_it() -> None:
+    model, tokenizer = made("qwen2", tie_word_embeddings=False)
+    model.config.tie_word_embeddings = True
+    assert gguf_writing.places(model, tokenizer)["lm_head.weight"] == "output.weight"
+
+
 ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
 

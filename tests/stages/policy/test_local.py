@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners import lora
 from probe_faults.loophole_world import TEMPLATE, WORDS, tiny_qwen3, tokenizer
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 from support.models import save_tiny, tiny_model, tiny_tokenizer
 
 from composer_stages.errors import BadInput
@@ -182,3 +183,29 @@ def test_remote_code_of_a_model_is_not_run(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(BadInput, match="code of its own"):
             load_it()
     assert model_shape(config) is None and not ran.exists(), "nor by a dry run"
+
+
+def test_fp8_weights_are_the_numbers_they_stand_for_and_are_saved_as_such(folder: Path, tmp_path: Path) -> None:
+    """As transformers saves them by itself: FP8 again, with config.json saying nothing of it."""
+    block, scaled, plain = 8, {}, {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if not name.endswith("proj.weight"):
+            scaled[name] = plain[name] = weight
+            continue
+        rows, columns = (size // block for size in weight.shape)
+        blocks = weight.view(rows, block, columns, block)
+        scale = blocks.abs().amax((1, 3)) / 448
+        numbers = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+        scaled |= {name: numbers.view_as(weight), f"{name}_scale_inv": scale}
+        plain[name] = (numbers.float() * scale[:, None, :, None]).view_as(weight).contiguous()
+    written = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [block, block]}
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(shape | {"quantization_config": written}))
+    save_file(scaled, folder / "model.safetensors", {"format": "pt"})
+    model, _ = load_model(PolicyConfig(model=str(folder)), listener=lambda *_: None)
+    for name, weight in plain.items():
+        assert torch.equal(model.state_dict()[name], weight), name
+    model.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert {name: saved[name].tolist() for name in saved} == {name: plain[name].tolist() for name in plain}
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())

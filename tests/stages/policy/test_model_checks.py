@@ -13,7 +13,7 @@ from support.transcripts import assistant, system, user
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import GenerationConfig
 
-from composer_stages.errors import BadInput
+from composer_stages.errors import BadInput, UsageError
 from composer_stages.messages import least_tokens, opening_ids
 from composer_stages.policy import available
 from composer_stages.policy.base import NotFinite, PolicyConfig, Turn
@@ -182,6 +182,8 @@ def test_the_system_text_begins_the_first_user_message(what: str, messages: Any,
 
 def test_a_saved_tokenizer_keeps_its_changes_and_takes_them_once(tmp_path: Path) -> None:
     folder = broken("template refuses system", tmp_path / "model")
+    template_file = folder / "chat_template.jinja"
+    template_file.write_text("{% if enable_thinking %}T{% endif %}" + template_file.read_text())
     settings = PolicyConfig(model=str(folder), chat_template_kwargs={"enable_thinking": False})
     words = load_tokenizer(str(folder), settings)
     words.save_pretrained(tmp_path / "saved")
@@ -235,3 +237,20 @@ def test_least_tokens_is_a_lower_bound(edit: Any, bounded: bool, text: str) -> N
     least = least_tokens(words, text)
     assert least <= len(words(text, add_special_tokens=False)["input_ids"])
     assert bool(least) == (bounded and bool(text.strip()))
+
+
+def test_a_setting_that_no_statement_of_the_template_reads_is_refused_by_name(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "m")
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% if thinking is defined and thinking %}T{% endif %}" + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+
+    def config(**settings: Any) -> PolicyConfig:
+        return PolicyConfig(model=str(folder), chat_template_kwargs=settings)
+
+    load_tokenizer(str(folder), config(thinking=True)).save_pretrained(folder)
+    load_tokenizer(str(folder), config(thinking=False))  # of a checkpoint with another one
+    with pytest.raises(UsageError, match=r"reads no .thinkng.(.|\n)*It reads thinking"):
+        load_tokenizer(str(folder), config(thinkng=True))
+    with pytest.raises(ValueError, match=r"text .False.(.|\n)*writes\sfalse"):
+        config(thinking="False")

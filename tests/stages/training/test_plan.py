@@ -133,6 +133,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bnpo-of-processes": ({"optimisation": {**GROUPS, "loss_type": "bnpo"}}, TWO),
     "mean-per-pass": ({"trl": {"entropy_coef": 0.1}}, TWO),
     "head-of-trl": ({"trl": {"cast_lm_head_to_fp32": True}}, {}),
+    "dropout-of-channels": ({"adapter": {"dropout": 0.1}, "weights": {"sdpo": 1}}, {}),
     "mean-per-part": ({"trl": {"top_entropy_quantile": 0.2}, "optimisation": {"max_tokens_per_micro_batch": 99}}, {}),
     "prompts-not-shared": ({"optimisation": {**GROUPS, "prompts_per_step": 3}}, TWO),
     "micro-batch-not-divided": ({"optimisation": {**GROUPS, "micro_batch": 3}}, {}),
