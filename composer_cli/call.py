@@ -62,12 +62,21 @@ class Arguments(Settings):
     def _several_files(cls, value: Any) -> Any:
         if not isinstance(value, (str, Path, list, tuple)):
             raise ValueError(Sentence("cli.config-takes-paths"))  # noqa: TRY004
-        return (value,) if isinstance(value, (str, Path)) else value
+        paths = (value,) if isinstance(value, (str, Path)) else value
+        return tuple(options.at_home(path) if isinstance(path, (str, Path)) else path for path in paths)
 
     @field_validator("out", mode="before", json_schema_input_type=Path | None)
     @classmethod
     def _folder_or_address(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, Path) else value
+        if value == "":
+            raise ValueError(Sentence("cli.out-without-name"))
+        is_folder = isinstance(value, Path) or (isinstance(value, str) and not bucket.is_address(value))
+        return str(options.at_home(value)) if is_folder else value
+
+    @field_validator("artifacts", mode="after")
+    @classmethod
+    def _at_home(cls, value: Path) -> Path:
+        return options.at_home(value)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

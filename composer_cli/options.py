@@ -146,7 +146,13 @@ Watch = Annotated[
 All = Annotated[bool, typer.Option("--all", hidden=True, help="With --help: all options and settings.")]
 
 
+def at_home(path: Path) -> Path:
+    """Return a path with the home folder for ~, which shells put there at the beginning of a word alone."""
+    return Path(os.path.expanduser(path))
+
+
 def _require_folder(folder: Path) -> Path:
+    folder = at_home(folder)
     if folder.parts and folder.parts[0].endswith(":"):
         raise UsageError("cli.artifacts-is-address", folder=folder)
     if folder.is_file():

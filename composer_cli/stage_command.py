@@ -65,6 +65,7 @@ class StageCommand(HelpCommand):
             declared["limit"] = (Annotated[int | None, limit], None)
         declared |= of_fields(Arguments) | ON_COMMAND_LINE
         absent = {
+            "from_": not stage.inputs,
             "plan": stage.study is None,
             "trust": not any(name.rpartition(".")[2] == "api_key_env" for name in keys),
             "on": stage.work is None,
@@ -112,7 +113,7 @@ class StageCommand(HelpCommand):
 
                 if note := describe_unlike_presets(configuration):
                     console.notify(f"train: {note}")
-            study, runs = self.loaded.study, list(values["from_"] or ())
+            study, runs = self.loaded.study, list(values.get("from_") or ())
             if values.get("plan") and study is not None:
                 pilots = [Run(catalog.find(arguments.artifacts, name)) for name in runs]
                 with console.watching() as watch:

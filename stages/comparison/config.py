@@ -1,5 +1,6 @@
 """The settings of `compare`."""
 
+import os
 from math import inf, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -41,7 +42,7 @@ class Config(StageConfig):
     """A TOML file with a table `[[metric]]` for each score in which B has to be `better` or `not_worse` than A: exit
     code 0 where all of it is shown."""
     outcome: Annotated[str, BASIC, Option("mean|pass@K|pass^K")] = Field(
-        default="mean", pattern=r"^(mean|pass[@^][1-9]\d*)$"
+        default="mean", pattern=r"^(mean|pass[@^][1-9]\d{0,5})$"
     )
     """What counts of a task's samples: their mean, the chance that one or more of K pass, or that all K do. Estimated
     without bias from all samples of the task, of which there are K or more."""
@@ -118,6 +119,11 @@ class Config(StageConfig):
         names = [metric.score for metric in read_policy(self.policy)] if self.policy else self.score
         scores = [part for name in names for part in (name, *name.split("+"))]
         return Columns(self.unit, tuple(self.id.split(",")) if self.id else (), tuple(dict.fromkeys(scores)))
+
+    def targets(self) -> dict[str, Path]:
+        """Return the files that are written, by the names of their options."""
+        named = {"html": self.html, "markdown": self.markdown}
+        return {option: Path(os.path.expanduser(path)) for option, path in named.items() if path}
 
     def label(self) -> str:
         """Return the names of the first two logs, or of their folders."""

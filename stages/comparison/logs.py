@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence, Set as Abstra
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from composer_stages import STAGES
 from composer_stages.comparison.tables import (
     COSTS,
     EVERY_COLUMN,
@@ -226,13 +228,32 @@ def content(path: str) -> list[Any]:
 
 
 def find_run(folder: Path) -> Run | None:
-    """Return the run whose folder this is; None for the files of other programs."""
+    """Return the run that a folder, the folder of a stage or a pattern means; None for the files of other programs.
+
+    `BadInput` for several runs, for one without rollouts, and for the name of one.
+    """
+    places = [folder] if folder.exists() else [*map(Path, glob(str(folder)))]
+    if len(places) == 1 and places[0].name in STAGES and places[0].is_dir():
+        places = [*places, *places[0].iterdir()]
+    runs = [run for place in sorted(places) if not (place.is_symlink() and place != folder) and (run := _run(place))]
+    if len(runs) > 1:
+        raise BadInput("comparison.several-runs", path=folder, runs=[run.path.name for run in runs])
+    if not runs and not places and folder.parts[0] in STAGES:
+        raise BadInput("comparison.name-of-run", path=folder)
+    for run in runs:
+        if not (run.holds(EVAL_ITEM) or run.holds(ROLLOUT)):
+            raise BadInput("comparison.run-without-rollouts", path=folder, stage=run.manifest.stage)
+        return run
+    return None
+
+
+def _run(folder: Path) -> Run | None:
+    """Return the run of a folder; None where this program has written none there."""
     if (folder / "manifest.json").is_file():
         with suppress(BadInput):
             run = Run(folder)
             run.manifest  # noqa: B018 (reads it)
-            if run.holds(EVAL_ITEM) or run.holds(ROLLOUT):
-                return run
+            return run
     return None
 
 

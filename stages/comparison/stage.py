@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +17,7 @@ from composer_stages.comparison.decision import LogComparison, compare
 from composer_stages.comparison.gate import MetricResult, all_pass, judge
 from composer_stages.comparison.sides import read_sides
 from composer_stages.comparison.words import SENTENCES
+from composer_stages.errors import UsageError
 from composer_stages.evaluation.difference import Decision
 from composer_stages.runs import store
 from composer_stages.runs.run import Inputs, Run, RunWriter
@@ -29,6 +31,9 @@ EXIT_CODES = {
     Decision.NO_DIFFERENCE: 1,
     Decision.UNDECIDED: 3,
 }
+WRITTEN = {"html": "comparison.html", "markdown": "comparison.md"}
+MARKS = {"html": report.GENERATOR.encode(), "markdown": b"<details><summary>report</summary>"}
+"""What is in every page and every summary."""
 SHOWN_CODES = {True: 0, False: 1, None: 3}
 TASKS = "tasks.parquet"
 
@@ -36,6 +41,7 @@ TASKS = "tasks.parquet"
 def plan(inputs: Inputs, config: Config) -> Plan:
     """Return the number of logs to read."""
     del inputs
+    require_free_targets(config)
     return Plan(units=len(config.paths), what="logs")
 
 
@@ -118,6 +124,19 @@ def _write(table: pa.Table, file: BinaryIO) -> int:
 
 def finish(run: Run, config: Config) -> None:
     """Write the page and the summary where files are named for them."""
-    for path, name in ((config.html, "comparison.html"), (config.markdown, "comparison.md")):
-        if path:
-            store.write_sealed(Path(path), run.read_file(name) or b"")
+    for option, path in config.targets().items():
+        store.write_sealed(path, run.read_file(WRITTEN[option]) or b"")
+
+
+def require_free_targets(config: Config) -> None:
+    """Raise `UsageError` where what is to be written would replace a log, the policy, or a file of something else."""
+    targets = {option: path.resolve() for option, path in config.targets().items()}
+    if len({*targets.values()}) < len(targets):
+        raise UsageError("comparison.one-file-twice", path=config.html)
+    for option, target in targets.items():
+        for path in (*config.logs, *filter(None, [config.policy])):
+            source = Path(path).expanduser().resolve()
+            if source in (target, *target.parents) or fnmatchcase(str(target), str(source)):
+                raise UsageError("comparison.target-is-read", name=option, path=path)
+        if target.is_file() and (held := target.read_bytes()) and MARKS[option] not in held:
+            raise UsageError("comparison.target-of-another", name=option, path=target)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, model_validator
 
@@ -98,6 +99,8 @@ EMBEDDED_TOKENS = 64
 UNSTATED = 32_768
 """Longest answer of a server that states no context, in tokens. It is sent: without a limit money has no bound."""
 PATH_OF_CALL = re.compile(r"(/chat)?/(completions|messages|responses|models)/?(?=\?|$)")
+SECRET_FIELD = re.compile(r"(?i)(^|[-_])(api-?key|key|token|secret|password|sig|signature|auth|code)$")
+"""Names of fields of an address that hold a secret."""
 VLLM = "vllm:"
 """Prefix of a model that is sampled from a vLLM server."""
 
@@ -211,6 +214,10 @@ class PolicyConfig(Settings):
             raise ValueError(Sentence("policy.model-is-address", model=self.model))
         if self.base_url is not None and not re.match(r"https?://[^/\s]+", self.base_url):
             raise ValueError(Sentence("policy.base-url-not-address", base_url=self.base_url))
+        address_parts = urlsplit(self.base_url or "")
+        secrets = [name for name, _ in parse_qsl(address_parts.query) if SECRET_FIELD.search(name)]
+        if secrets or "@" in address_parts.netloc:  # addresses are in manifests, reports and exports
+            raise ValueError(Sentence("policy.secret-in-address", field=secrets[0] if secrets else None))
         if (call := PATH_OF_CALL.search(self.base_url or "")) is not None:
             address = f"{self.base_url}".replace(call[0], "")
             raise ValueError(Sentence("policy.path-of-call", base_url=self.base_url, address=address))

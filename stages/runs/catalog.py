@@ -26,18 +26,29 @@ TRAINING = "train"
 def manifests(root: Path) -> list[tuple[str, os.stat_result]]:
     """Return `stage/folder` and the status of the manifest of all runs, in the order of the stages, oldest first."""
     listing = []
-    for stage in _folders(root):
-        for run in _folders(stage.path):
+    for stage in _folders(root, named=True):
+        for run in _folders(stage.path, named=stage.name in STAGES):
             with suppress(OSError):  # of a folder without a manifest, or one that may not be read
                 if not run.is_symlink() and S_ISREG((status := os.stat(f"{run.path}/manifest.json")).st_mode):
                     listing.append(((stage_order(stage.name), run.name), f"{stage.name}/{run.name}", status))
     return [(name, status) for _, name, status in sorted(listing, key=itemgetter(0))]
 
 
-def _folders(folder: Path | str) -> list[os.DirEntry[str]]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        return [entry for entry in entries if entry.is_dir()]
-    return []
+def _folders(folder: Path | str, named: bool) -> list[os.DirEntry[str]]:
+    """Return the folders of a folder, none where there is none; one that cannot be looked at hides no others.
+
+    named: raise `UsageError` where the folder cannot be read.
+    """
+    listed = list[os.DirEntry[str]]()
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(OSError):  # a loop of links, or a link into a folder of somebody else
+                    listed += [entry] if entry.is_dir() else []
+    except OSError as error:
+        if named and not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise UsageError("runs.folder-not-readable", folder=folder, strerror=error.strerror) from None
+    return listed
 
 
 def folders(root: Path) -> list[Path]:

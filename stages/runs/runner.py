@@ -438,8 +438,9 @@ def holds_work(run: Run, *, paid: bool = True) -> bool:
 def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder for this process; `UsageError` when another process holds it.
 
-    Folders of one work, whose names differ in their time alone, are held together.
+    Folders of one work, whose names differ in their time alone, are held together; a link is held as its folder.
     """
+    folder = folder.resolve()
     _check_writable(folder.parent)
     # Next to the folder: inside it, --clean would delete the lock that this process holds.
     lock = FileLock(folder.parent / f".{without_time(folder.name)}.lock")

@@ -80,7 +80,7 @@ def sql_query(runs: Mapping[Path, Entry], sql: str) -> SqlQuery:
 
 
 def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
-    """Return a sentence for each table with rows of several stages that a question reads without telling runs apart."""
+    """Return sentences about rows that a question reads without telling runs apart: of several stages, or of copies."""
     with duckdb.connect() as connection:
         ((parsed,),) = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
     # In JSON, which nests too deeply for Python's readers; quotes in a text of the question are escaped there.
@@ -89,10 +89,15 @@ def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
     if "runs" in read or columns & {"run", "source"}:
         return []
     stages: dict[str, set[str]] = {}
-    for entry in runs.values():
+    firsts: dict[tuple[str, str], Path] = {}
+    copies = []
+    for folder, entry in runs.items():
+        first = firsts.setdefault((entry.facts.stage, entry.content), folder)
+        if entry.facts.status == "complete" and first != folder and read & {Path(name).stem for name in entry.tables}:
+            copies.append(Sentence("runs.rows-of-copy", run=folder.name, first=first.name))
         for table in entry.tables:
             stages.setdefault(Path(table).stem, set()).add(entry.facts.stage)
-    return [
+    return copies + [
         Sentence("runs.rows-of-several-stages", stages=sorted(makers), table=table)
         for table, makers in stages.items()
         if len(makers) > 1 and table.lower() in read

@@ -88,6 +88,26 @@ def test_the_workflow_of_the_page_passes_where_a_model_is_shown_not_to_be_worse(
     assert (len(artifacts), len(summaries)) == (2, 0 if code == 4 else 2)
 
 
+def test_a_comparison_is_no_log_and_several_runs_are_no_side(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the home folder for a ~ that a shell leaves in `--option=~`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in (pair, pair[::-1]):
+        ran(capsys, *words, "--artifacts=~/runs", "--html=~/page.html")
+    assert not (tmp_path / "~").exists() and (tmp_path / "page.html").is_file()
+    made = tmp_path / "runs" / "compare"
+    for path, part in (
+        (made / "latest", "is a run of compare, which holds no rollouts"),
+        (made, "holds 2 runs"),
+        (made / "2*", "holds 2 runs"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", str(path), pair[0], "--quiet"])
+        assert ended.value.code == 4 and part in " ".join(capsys.readouterr().err.split())
+
+
 def test_one_command_says_which_is_better(
     pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

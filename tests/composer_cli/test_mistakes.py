@@ -19,6 +19,7 @@ URL = "policy.base_url=http://127.0.0.1:9/v1"
 COLLECT = ["collect", "--policy", "m", "-s", URL, "-s", "policy.max_attempts=1"]
 REPLAY, POOL = ["replay-teachers", "--teachers"], ["probe", "teacher-pool"]
 IN_FILE = ["--artifacts", "{tmp}/binary"]
+SIDES = ["compare", "{tmp}/left.csv", "{tmp}/right.csv"]
 TEACHERS = {
     "one.toml": '[teachers]\nname = "a"\n',
     "same.toml": '[[teachers]]\nname = "a"\nmodel = "m"\n' * 2,
@@ -33,6 +34,8 @@ OTHERS = {
     "rows.jsonl": '{"id": 1}\n{"id": \n',
     "task.jsonl": '{"prompt": "p", "test": "true"}\n',
     "list.json": "[]",
+    "left.csv": "id,score\n1,0\n2,1\n",
+    "right.csv": "id,score\n1,1\n2,1\n",
     "many.toml": '\ufefftasks = "many"',  # with the mark that editors of Windows put first
     "seed.toml": 'seed = "abc"\nteachers = "{tmp}/same.toml"',
     "known.jsonl": '{"a": 1}',
@@ -105,6 +108,15 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["export", "inspect"], 4, "Run `composer collect`"),
     (["compare", "nowhere.csv"], 4, "no file or folder nowhere.csv"),
     (["compare", "{tmp}/ab.csv"], 4, "{tmp}/ab.csv is no log of a known program"),
+    ([*SIDES, "--html", "{tmp}/ab.csv"], 2, "write over {tmp}/ab.csv, which is neither an earlier page"),
+    ([*SIDES, "--markdown", "{tmp}/right.csv"], 2, "write over {tmp}/right.csv, which is read"),
+    ([*SIDES, "--html", "{tmp}/page", "--markdown", "{tmp}/page"], 2, "name one file"),
+    ([*SIDES, "--outcome", f"pass@{10**22}"], 2, "outcome"),
+    ([*SIDES, "--from", "collect"], 2, "--from"),
+    ([*SIDES, "collect/20260821T140512Z-kata-7f3ac1"], 4, "Of a run give the folder"),
+    ([*COLLECT, "--out", ""], 2, "takes a folder"),
+    ([*COLLECT, "-s", "policy.base_url=http://me:word@127.0.0.1:9/v1"], 2, "api_key_env"),
+    ([*COLLECT, "-s", "policy.base_url=http://127.0.0.1:9/v1?api-key=word"], 2, "holds the field api-key"),
     ([*COLLECT, "--max-cost", "nan"], 2, "--max-cost"),
     (["run", "--preset", "demo", "--max-cost", "1e400"], 2, "--max-cost cannot be inf"),
     ([*COLLECT, "-s", "policy.extra_body={a=[nan]}"], 2, "extra_body holds nan"),

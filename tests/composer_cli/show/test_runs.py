@@ -6,7 +6,7 @@ import pytest
 from support.command_line import call
 from support.runs import rewritten
 
-from composer_stages.errors import BadInput
+from composer_stages.errors import BadInput, UsageError
 from composer_stages.runs import catalog
 from composer_stages.runs.run import Run
 
@@ -30,6 +30,25 @@ def test_a_folder_called_like_a_stage_hides_no_run(made: Path, tmp_path: Path, m
     (tmp_path / "collect").mkdir()
     assert catalog.find(made, "collect") == (made / "collect" / "latest").resolve()
     assert catalog.find(made, "./collect") == Path("collect")
+
+
+def test_what_cannot_be_looked_at_hides_no_run_and_an_unreadable_folder_is_named(made: Path, tmp_path: Path):
+    shutil.copytree(made, tmp_path / "all", symlinks=True)
+    (tmp_path / "all" / "collect" / "mine").symlink_to("mine")
+    assert len(catalog.folders(tmp_path / "all")) == len(catalog.folders(made)) > 1
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageError, match="loop cannot be read"):
+        catalog.folders(tmp_path / "loop")
+    assert catalog.folders(tmp_path / "nothing") == []
+
+
+def test_rows_of_a_copied_run_are_told(made: Path, tmp_path: Path):
+    run = (made / "collect" / "latest").resolve()
+    for name in (run.name, "backup"):
+        shutil.copytree(run, tmp_path / "collect" / name)
+    asked = ("query", "select count(*) from rollouts")
+    assert f"backup is a copy of {run.name}" in " ".join(call(tmp_path, *asked).stderr.split())
+    assert "copy" not in call(tmp_path, "query", "select run, count(*) from rollouts group by run").stderr
 
 
 def test_unknown_and_ambiguous_runs_are_refused(made: Path, tmp_path: Path):

@@ -233,6 +233,18 @@ def test_a_folder_in_use_is_refused(tmp_path: Path, tiny: Path) -> None:
         run(tmp_path, tiny, out=tmp_path / "here")
 
 
+def test_a_link_is_in_use_with_its_folder_and_the_folder_here_is_taken(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("store/real")
+    with runner.locked(tmp_path / "link"), pytest.raises(UsageError, match="in use by another process"):
+        run(tmp_path, tiny, out=tmp_path / "store" / "real")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(tmp_path, tiny, out=Path()).fresh and not list(tmp_path.glob("here/.*lock"))
+
+
 def test_the_same_work_is_in_use_whatever_time_is_in_its_folders_name(tmp_path: Path, tiny: Path) -> None:
     """Two processes that are started together name their folders a second apart."""
     folder = runner.resolve_run("collect", Inputs({}), config(tiny), root=tmp_path).folder
