@@ -7,6 +7,7 @@ and prompt log-probs as vLLM does: policies `vllm:...` and TRL's clients work wi
 """
 
 import asyncio
+import re
 import secrets
 import socket
 import threading
@@ -15,7 +16,6 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Literal
 
 import orjson
@@ -28,6 +28,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from composer_cli.loopback import HOST, HOSTS, address
 from composer_cli.sampler import Likeliest, Sampler, SamplingQuestion, ScoredAnswer
@@ -45,6 +46,12 @@ MOST_ANSWERS = 128
 """Answers to one request."""
 GRACE_S = 10
 """Seconds in which requests are told that the server ends."""
+REPLACED = "\N{REPLACEMENT CHARACTER}"
+BYTE = re.compile("<0x([0-9A-F]{2})>")
+BYTES = {letter: number for number, letter in bytes_to_unicode().items()}
+"""Letters in which vocabularies of bytes are written (GPT-2's `bytes_to_unicode`)."""
+MOST_PARTS = 4
+"""Tokens of one character at most, which has up to four bytes."""
 FIELDS = load_toml(__package__, "completions.toml")
 NEUTRAL: dict[str, list[Any]] = FIELDS["neutral"]
 WITHOUT_EFFECT: list[str] = FIELDS["without_effect"]
@@ -290,7 +297,8 @@ class CompletionPages:
         return [
             SamplingQuestion(
                 prompt,
-                secrets.randbits(60) if parameters.seed is None else parameters.seed + index,
+                # -1 as in vLLM: none.
+                secrets.randbits(60) if parameters.seed in (None, -1) else parameters.seed + index,
                 temperature,
                 max_tokens or config.max_tokens,
                 **fields,
@@ -348,6 +356,26 @@ class CompletionPages:
             answer.prompt_likeliest,
         )
 
+    def _bytes(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        text = self._decode([token])
+        if REPLACED not in text:
+            return text.encode()
+        word = str(self._policy.tokenizer.convert_ids_to_tokens(token))
+        if fallback := BYTE.fullmatch(word):
+            return bytes([int(fallback[1], 16)])
+        return bytes(BYTES[letter] for letter in word) if BYTES.keys() >= {*word} else text.encode()
+
+    def _offsets(self, ids: Sequence[int]) -> list[int]:
+        """Return where in the text each token begins; of a character in several tokens, where it begins."""
+        offsets, length, pending = list[int](), 0, list[int]()
+        for token in ids:
+            offsets.append(length)
+            pending.append(token)
+            if not (text := self._decode(pending)).endswith(REPLACED) or len(pending) == MOST_PARTS:
+                length, pending = length + len(text), []
+        return offsets
+
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._policy.tokenizer.decode(list(ids), skip_special_tokens=False))
 
@@ -377,8 +405,7 @@ class CompletionPages:
 
     def _chat_logprobs(self, chat: ChatRequest, choice: FinishedAnswer) -> list[dict[str, Any]]:
         def entry(token: int, logprob: float) -> dict[str, Any]:
-            text = self._decode([token])
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            return {"token": self._decode([token]), "logprob": logprob, "bytes": list(self._bytes(token))}
 
         rows = choice.likeliest or [{} for _ in choice.ids]
         return [
@@ -405,7 +432,7 @@ class CompletionPages:
                     {name(token): logprob} | {name(word): top for word, (top, _) in row.items() if word != token}
                     for token, logprob, row in zip(choice.ids, choice.logprobs, rows, strict=True)
                 ],
-                "text_offset": [0, *accumulate(len(self._decode([token])) for token in choice.ids[:-1])],
+                "text_offset": self._offsets(choice.ids),
             }
         written = {"index": index, "text": choice.raw, "finish_reason": choice.finish_reason, "logprobs": logprobs}
         if parameters.return_token_ids:

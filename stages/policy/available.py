@@ -5,11 +5,14 @@ a server in its list of models, which has no common field for it: vLLM and SGLan
 context_length, Groq context_window.
 """
 
+import re
 import time
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+from urllib.parse import urlsplit
 
 from composer_stages.errors import BadInput, InfrastructureError
 from composer_stages.policy import KINDS, adapters, background, base, kind_of, require_source
@@ -148,7 +151,8 @@ def _describe_listed(config: PolicyConfig) -> str:
     names = [row["id"] for row in _fetch_models(config) or []]
     if config.has_price:
         tokenizer(config.model)  # imports what its bills will be checked with
-    if names and not any(fnmatchcase(name, pattern) for name in _aliases(config.model) for pattern in names):
+    is_azure = AZURE.search(urlsplit(config.base_url or "").hostname or "")  # lists models, and takes deployments
+    if names and not is_azure and not any(_is_listed(alias, names) for alias in _aliases(config.model)):
         raise BadInput(
             "policy.model-not-listed", base_url=config.base_url, model=config.model, number=len(names), listed=names[0]
         )
@@ -158,10 +162,22 @@ def _describe_listed(config: PolicyConfig) -> str:
     )
 
 
+AZURE = re.compile(r"\.azure\.com$")
+VERSION = r"(:latest|[-@]\d{4,8}|-\d{4}-\d\d-\d\d)"
+"""What a list has behind the name by which the newest version is asked for: Ollama's tag, or a date."""
+
+
+def _is_listed(name: str, listed: Sequence[str]) -> bool:
+    """Return whether a list has a name, a version of it, or a pattern of LiteLLM's for it."""
+    version = re.compile(re.escape(name) + VERSION)
+    return name in listed or any(fnmatchcase(name, each) or version.fullmatch(each) for each in listed)
+
+
 def _aliases(model: str) -> set[str]:
-    """Return the names under which a server may list a model: without the variant, as Gemini's, or of LiteLLM's."""
+    """Return the names under which a server may list a model: without variant or deployment, as Gemini's, LiteLLM's."""
     plain = model.partition("@")[0].partition(":")[0] or model
-    return {model, plain, f"models/{model}", model.removeprefix("models/"), model.partition("/")[2] or model}
+    parts = (plain, model.partition("#")[0], model.removeprefix("models/"), model.partition("/")[2])
+    return {model, f"models/{model}", *filter(None, parts)}
 
 
 def _fetch_models(config: PolicyConfig) -> list[dict[str, Any]] | None:

@@ -106,7 +106,8 @@ def cost(
         is_cut = bill.prompt is not None and _fewer(bill.read, texts_sent, None)
         read = (bill.read or None) if is_cut else None
         if bill.prompt is not None and bill.completion is not None:
-            listed = config.cost(bill.prompt, bill.completion, bill.cached, bill.written)
+            # Of more cached tokens than there are the difference would count as negative.
+            listed = max(config.cost(bill.prompt, bill.completion, bill.cached, bill.written), 0.0)
             claimed = listed if claimed is None else claimed
             # No tokenizer makes as few tokens of the answer or of the prompt as the bill has.
             too_small = config.has_price and (
@@ -145,7 +146,12 @@ def told_cost(headers: Mapping[str, str]) -> float | None:
 def _charged(usage: Mapping[str, Any], body: Mapping[str, Any], told_usd: float | None) -> float | None:
     """Return what a server says that a call cost, with what the owner of a key pays elsewhere (`is_byok`)."""
     parts = usage.get("cost")
-    places = [usage, body, parts] if isinstance(parts, Mapping) else [usage, body]
+    choices = body.get("choices")
+    listed = choices if isinstance(choices, list) else []
+    messages = [choice.get("message") for choice in listed if isinstance(choice, Mapping)]
+    holders = [holder.get("provider_metadata") for holder in (body, *messages) if isinstance(holder, Mapping)]
+    gateways = [holder.get("gateway") for holder in holders if isinstance(holder, Mapping)]  # of Vercel
+    places = [usage, body, *(part for part in (parts, *gateways) if isinstance(part, Mapping))]
     amounts = [
         amount * unit
         for part in places

@@ -225,14 +225,14 @@ class Client:
         most_bytes: int = BODY_BYTES,
         charged: Callable[[Response, bool], float | None] | None = None,
     ) -> Response:
-        """Return the response with status 200 to a POST of this JSON below the base URL.
+        """Return the response with status 200, or another of 2xx, to a POST of this JSON below the base URL.
 
         Raises `RetryableError`, `RejectedError` or `FatalError`. most_bytes: limit of the response. charged: as in
         `error_of`.
         """
         content = orjson.dumps(dict(body))
         response = await self._exchange("POST", path, content, None, most_bytes)
-        if response.status != 200:
+        if not 200 <= response.status < 300:  # Polza.ai answers with 201
             raise error_of(response, self.config, charged, Sent.of(body, len(content)))
         return response
 
@@ -273,13 +273,16 @@ class Client:
         url = self.config.base_url
         if response.status < 500 and (hint := web_page(response.body, url)):
             raise RefusedError("policy.web-page-for-models", url=url, hint=hint)
+        if response.status == 403 and b"scope" in response.body.lower():
+            return None  # a key of OpenAI's that may answer, and not list (api.model.read)
         if response.status in (401, 403):
             where = self.config.api_key_env or "api_key_env"
             raise RefusedError("policy.key-refused-for-models", url=url, status=response.status, where=where)
         if 300 <= response.status < 400 or response.status in RETRYABLE:
             raise error_of(response, self.config)
         try:
-            rows = orjson.loads(response.body)["data"] if response.status == 200 else None
+            body = orjson.loads(response.body) if response.status == 200 else {"data": None}
+            rows = body if isinstance(body, list) else body["data"]  # Together's is the list itself
             return rows if rows is None or all(isinstance(row["id"], str) for row in rows) else None
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return None

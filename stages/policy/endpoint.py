@@ -644,6 +644,8 @@ class EndpointPolicy:
             self._tell(
                 Sentence("policy.answer-of-thoughts", source=self._waits.source, text=excerpt(sample.reasoning, 80))
             )
+        if self.budget.limit is not None and not sample.price_known and not self._halted:
+            self._halted = Incomplete("policy.no-bill-under-limit", limit=self.budget.limit, source=self._waits.source)
         # Before the next `await`, as above: writing takes time, in which others would be launched.
         self._halted = self._halted or self.budget.exceeded(reservation, sample.cost_usd)
         if sample.cost_usd:

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from composer_stages.data_files import load_toml
+from composer_stages.policy.request_fields import LIMITS
 from composer_stages.policy.token_counts import least_tokens
 
 TABLE = load_toml(__package__, "faults.toml")
@@ -35,7 +36,7 @@ NOT_OF_LENGTH = (404, 429)
 """Statuses of refusals that are never about the length of a prompt, whatever words they use."""
 REASONING = "reasoning_content"
 """The field of an answer's thoughts, as servers take them back."""
-OPTIONAL = ("seed", "temperature", "max_tokens", "max_completion_tokens", "chat_template_kwargs")
+OPTIONAL = ("seed", "temperature", *LIMITS, "chat_template_kwargs")
 """Fields of our requests that a server may not take."""
 
 
@@ -142,6 +143,8 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
         return LOGPROBS
     if status not in NOT_OF_LENGTH and sent.has_empty and WORDS[EMPTY_MESSAGE].search(fault.said):
         return EMPTY_MESSAGE
+    if status not in NOT_OF_LENGTH and _is_limit_beyond(fault, sent):
+        return PARAMETER
     if status not in NOT_OF_LENGTH and _is_beyond(fault, sent):
         return CONTEXT
     if not sent.has_thoughts and WORDS[THOUGHTS].search(fault.said):
@@ -158,19 +161,35 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
 
 def refused_field(fault: Fault, sent: Sent) -> str | None:
     """Return which field of the request a refusal names, of those that may be left out."""
-    for name in (name for name in OPTIONAL if name in sent.fields):
-        if fault.parameter == name or re.search(rf"(?<![\w]){name}(?![\w])", fault.said):
+    limits = LIMITS if _is_limit_beyond(fault, sent) else ()
+    for name in (name for name in (*limits, *OPTIONAL) if name in sent.fields):
+        if name in limits or fault.parameter == name or re.search(rf"(?<![\w]){name}(?![\w])", fault.said):
             return name
     return None
 
 
+def _is_limit_beyond(fault: Fault, sent: Sent) -> bool:
+    """Return whether it is the limit of the answer, alone, that is more than a message allows.
+
+    It has that limit, or names its field, beside a number below it that the prompt is certainly below.
+    """
+    numbers = _numbers(fault)
+    told = sent.limit in numbers or any(name in fault.said or name == fault.parameter for name in LIMITS)
+    return told and any(sent.most < number < sent.limit for number in numbers)
+
+
 def _is_beyond(fault: Fault, sent: Sent) -> bool:
     """Return whether a message has the tokens of this prompt beside a smaller number, or a number below all of them."""
-    numbers = [int(text.replace(",", "")) for text in re.findall(r"(?<![\w.,-])\d[\d,]{1,11}(?![\w.-]*\w)", fault.said)]
-    numbers = [number for number in numbers if 64 <= number < MOST_NUMBER and number != sent.limit]
+    numbers = [number for number in _numbers(fault) if number != sent.limit]
     about = re.search(r"token|context|length|prompt|input|long|长|字", fault.said, re.IGNORECASE)
     plausible = [n for n in numbers if sent.least <= n <= sent.most + sent.limit]
     return bool(about) and any(limit < n for n in plausible for limit in numbers)
+
+
+def _numbers(fault: Fault) -> list[int]:
+    """Return the numbers of a message that may count tokens."""
+    texts = re.findall(r"(?<![\w.,-])\d[\d,]{1,11}(?![\w.-]*\w)", fault.said)
+    return [number for number in (int(text.replace(",", "")) for text in texts) if 64 <= number < MOST_NUMBER]
 
 
 # Waits: a number of seconds, a date, a duration such as 6m0s, or a time since 1970 in seconds or milliseconds.

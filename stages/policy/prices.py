@@ -40,7 +40,7 @@ def _is_of(pattern: str, base_url: str) -> bool:
     parts = urlsplit(base_url)
     host, has_path = f"https://{parts.hostname}", "/" in pattern.rpartition("//")[2]
     match = re.match(pattern, host + parts.path if has_path else host)
-    if match is None or "@" in parts.netloc:
+    if match is None:
         return False
     rest = host[match.end() :]
     # Moonshot's pattern ends before the last part of the name, which differs by country.

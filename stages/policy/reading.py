@@ -43,8 +43,8 @@ from composer_stages.words import Sentence
 class OverlongAnswer(Exception):
     """An answer longer than `max_tokens`, which the server ignored; it is paid and kept."""
 
-    def __init__(self, sample: Sample, tokens: int, limit: int) -> None:
-        super().__init__(Sentence("policy.overlong-answer", tokens=tokens, limit=limit))
+    def __init__(self, sample: Sample, tokens: int, limit: int, *, asked: bool) -> None:
+        super().__init__(Sentence("policy.overlong-answer", tokens=tokens, limit=limit, asked=asked))
         self.sample = sample
 
 
@@ -161,10 +161,14 @@ def read(
         raise _unusable("unknown ending", Sentence("policy.answer-ended-unknown", finish=word), usage)
     unread = config.tool_calls == "native" and UNREAD.search(answer_text(text))
     # The server has not read the call in the text, or has lost the one that it tells of (vllm-project/vllm#53255).
-    if ending == endings.FINISHED and (unread or CALLED.search(word or "")) and not parts_of(text).calls:
+    # Without tools there is none to lose, whatever it tells (InternLM/lmdeploy#3349).
+    lost = unread or (bounds.has_tools and CALLED.search(word or ""))
+    if ending == endings.FINISHED and lost and not parts_of(text).calls:
         ending = endings.MALFORMED
-    if ending == endings.FINISHED and completion_tokens(body) >= bounds.completion_tokens and parts_of(text).calls:
-        ending = endings.CUT  # servers that read calls say that one was made, whether it is whole or not
+    # Some servers say `stop`, or nothing, of an answer that reached the limit (mudler/LocalAI#3533, ollama behind
+    # LiteLLM), and those that read calls that one was made, whether it is whole or not.
+    if ending == endings.FINISHED and completion_tokens(body) >= bounds.completion_tokens:
+        ending = endings.CUT
     model, provider, fingerprint = (
         body.get(name) if isinstance(body.get(name), str) else None
         for name in ("model", "provider", "system_fingerprint")
@@ -183,7 +187,7 @@ def read(
         **usage,
     )
     if tokens := find_overlong(body, written, bounds):
-        raise OverlongAnswer(sample, tokens, bounds.completion_tokens)
+        raise OverlongAnswer(sample, tokens, bounds.completion_tokens, asked=bool(config.limits()))
     return sample
 
 

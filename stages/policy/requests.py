@@ -71,11 +71,13 @@ def probe_request(config: PolicyConfig, max_tokens: int | bool) -> tuple[Request
 
 @dataclass(frozen=True)
 class CallBounds:
-    """What bounds a call's cost: upper bounds of prompt and completion tokens, and the conversation that was sent."""
+    """What bounds a call's cost: upper bounds of prompt and completion tokens, and what was sent."""
 
     prompt_tokens: int
     completion_tokens: int
     messages: tuple[Mapping[str, Any], ...] = ()
+    has_tools: bool = True
+    """Whether tools were declared."""
 
     @classmethod
     def of_request(cls, request: Mapping[str, Any], context: int) -> "CallBounds":
@@ -85,7 +87,7 @@ class CallBounds:
         # No tokenizer makes more tokens than there are UTF-8 bytes. The margin, 10 % and 512, is for what a chat
         # template or a provider adds.
         prompt = len(store.encode(request)) * 11 // 10 + 512
-        return cls(prompt, longest, tuple(request.get("messages", ())))
+        return cls(prompt, longest, tuple(request.get("messages", ())), bool(request.get("tools")))
 
     def max_usd(self, config: PolicyConfig) -> float:
         """Return the most that the call can cost in USD, however much of its prompt is read from a cache or written."""

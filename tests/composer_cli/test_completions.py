@@ -18,7 +18,7 @@ from support.command_line import until
 from support.models import save_tiny, tiny_tokenizer
 from support.served import NAME, Running, running
 
-from composer_cli.completions import listening
+from composer_cli.completions import CompletionPages, listening
 from composer_cli.loopback import bound
 from composer_cli.sampler import Sampler, SamplingQuestion
 from composer_stages.errors import InfrastructureError, UsageError
@@ -84,6 +84,23 @@ def test_equal_seeds_give_the_tokens_and_log_probs_of_the_policy_in_process(
             sample.prompt_tokens + sample.completion_tokens,
         )
     assert {sample.finish_reason for sample in own} == {"stop", "length"}
+
+
+def test_the_seed_minus_one_is_none(random_server: Running) -> None:
+    """As in vLLM (`sampling_params.py`)."""
+    assert len({tuple(random_server.ids(seed=-1)) for _ in range(8)}) > 1
+
+
+def test_bytes_of_a_character_in_several_tokens_are_its_own(tmp_path: Path) -> None:
+    """Tokens of one byte each: joined they are the text, and each begins where its character does."""
+    folder = save_tiny(tmp_path / "bytes", characters=None)
+    pages = CompletionPages(
+        Sampler(LocalPolicy.open(PolicyConfig(model=str(folder)), listener=lambda *_: None)), "m", None
+    )
+    text = "a\u00e9\U0001f389b"
+    ids = pages._policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert b"".join(map(pages._bytes, ids)) == text.encode() and len(ids) == 8
+    assert pages._offsets(ids) == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
 def test_temperature_0_is_greedy_and_others_are_not_all_one(random_server: Running, rambling: LocalPolicy) -> None:

@@ -145,6 +145,39 @@ def never(body: dict[str, Any], number: int) -> Reply:
     raise AssertionError("no answer is to be asked for")
 
 
+@pytest.mark.parametrize(
+    ("model", "listed", "there"),
+    [
+        ("llama3.2", "llama3.2:latest", True),
+        ("[aws]claude-sonnet-4-5", "[aws]claude-sonnet-4-5", True),
+        ("claude-sonnet-4-5", "claude-sonnet-4-5-20250929", True),
+        ("gpt-4o", "gpt-4o-2024-08-06", True),
+        ("accounts/f/models/x#accounts/a/deployments/b", "accounts/f/models/x", True),
+        ("gpt-4", "gpt-4.1", False),
+        ("gpt-4o", "gpt-4o-mini", False),
+    ],
+)
+def test_a_list_may_have_a_version_of_the_name(model: str, listed: str, there: bool) -> None:
+    with serving(lambda body, n: Reply(), Reply(body=[{"id": listed, "context_length": 99}])) as server:
+        config = PolicyConfig(model=model, base_url=server.url)
+        if there:
+            assert "lists the model" in check(config)
+        else:
+            with pytest.raises(BadInput, match="has no model"):
+                check(config)
+
+
+def test_a_key_without_the_right_to_list_is_no_refused_key() -> None:
+    lacking = {"error": {"message": "You have insufficient permissions. Missing scopes: api.model.read."}}
+    with serving(lambda body, n: Reply(), Reply(403, lacking)) as server:
+        assert "lists no models" in check(PolicyConfig(model="m", base_url=server.url))
+
+
+def test_an_answer_with_another_status_of_success_is_read(tmp_path: Path) -> None:
+    with serving(lambda body, n: Reply(201, answer("a"))) as server:
+        assert sampled(PolicyConfig(model="m", base_url=server.url), tmp_path).text == "a"
+
+
 def test_a_server_that_lists_the_model_passes_and_one_that_does_not_is_refused() -> None:
     with serving(never, named("big", "small")) as server:
         assert "lists the model" in check(PolicyConfig(model="big", base_url=server.url))

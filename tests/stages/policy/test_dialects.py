@@ -18,8 +18,8 @@ from composer_stages.endings import NOT_WHOLE
 from composer_stages.pairs.states import WHOLE
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
 from composer_stages.policy.client import CallError, RejectedError, RetryableError
-from composer_stages.policy.faults import Sent, meaning, parse_fault, told_wait_s
-from composer_stages.policy.reading import read
+from composer_stages.policy.faults import CONTEXT, PARAMETER, Sent, meaning, parse_fault, refused_field, told_wait_s
+from composer_stages.policy.reading import UNREAD, read
 from composer_stages.policy.requests import CallBounds
 from composer_stages.rollouts.agent_loop import LiveRollout, play
 from composer_stages.rollouts.recording import step_rows
@@ -134,6 +134,72 @@ def test_a_refusal_means_what_its_codes_numbers_or_words_say(number: int) -> Non
     asked = {**ASKED, "messages": [*ASKED["messages"], *empty]}
     sent = Sent.of(asked, len(orjson.dumps(asked)))
     assert meaning(parse_fault(refusal["body"]), refusal["status"], sent) == refusal["means"], refusal["body"]
+
+
+SHORT = {"messages": [{"role": "user", "content": "word " * 60}], "max_tokens": 32_768, "seed": 1}
+LIMITED = [
+    ("vLLM", "This model's maximum context length is 4096 tokens. However, you requested 32828 tokens "
+     "(60 in the messages, 32768 in the completion). Please reduce the length of the messages or completion."),
+    ("SGLang", "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total "
+     "of 32828 tokens: 60 tokens from the input messages and 32768 tokens for the completion."),
+    ("TGI", "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 70 `inputs` tokens and "
+     "32768 `max_new_tokens`"),
+    ("Groq", "`max_tokens` must be less than or equal to `8192`, the maximum value for `max_tokens` is less than the "
+     "`context_window` for this model"),
+    ("Anthropic", "max_tokens: 32768 > 8192, which is the maximum allowed number of output tokens for claude"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("server", "message"), LIMITED, ids=[server for server, _ in LIMITED])
+def test_a_limit_that_no_prompt_could_have_is_refused_as_such(server: str, message: str) -> None:
+    """And no prompt as too long; where the prompt and a possible limit are too much together, it is."""
+    fault, size = parse_fault({"error": {"message": message}}), len(orjson.dumps(SHORT))
+    assert meaning(fault, 400, Sent.of(SHORT, size)) == PARAMETER
+    assert refused_field(fault, Sent.of(SHORT, size)) == "max_tokens"
+    text = (
+        "This model's maximum context length is 8192 tokens. However, you requested 9096 tokens (5000 in the messages, "
+    )
+    long = {**SHORT, "messages": [{"role": "user", "content": "word " * 4900}], "max_tokens": 4096}
+    both = parse_fault({"error": {"message": text + "4096 in the completion)."}})
+    assert meaning(both, 400, Sent.of(long, len(orjson.dumps(long)))) == CONTEXT
+
+
+def test_an_answer_that_reaches_the_limit_is_cut_and_without_tools_no_call_is_lost() -> None:
+    """By LocalAI and Ollama's word, `stop` or none, and by LMDeploy's, `tool_calls` for every answer."""
+    config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1", max_tokens=64)
+
+    def ended(word: str | None, tokens: int, *, has_tools: bool = True) -> Any:
+        choice = {"finish_reason": word, "message": {"content": "so the total is"}}
+        raw = orjson.dumps({"choices": [choice], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}})
+        bounds = CallBounds(500, 64, (), has_tools)
+        return read(raw, config, bounds, latency_s=0, attempts=1).finish_reason
+
+    assert [ended(word, tokens) for word in ("stop", None) for tokens in (63, 64)] == ["stop", "length"] * 2
+    assert [ended("tool_calls", 5, has_tools=tools) for tools in (True, False)] == ["malformed_call", "tool_calls"]
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "<|tool_call|>",
+        "<function_calls>",
+        "<TOOLCALL>",
+        "<|START_ACTION|>",
+        "<｜DSML｜invoke",
+        "functools[{",
+        "<tool_call>",
+    ],
+)
+def test_a_call_left_in_the_text_is_told_in_every_family(mark: str) -> None:
+    assert UNREAD.search(f"I list them.\n{mark} ls") and not UNREAD.search("a tool_call, functools[0] < TOOLCALL")
+
+
+def test_a_gateways_cost_beside_the_message_is_a_bill() -> None:
+    message = {"content": "7", "provider_metadata": {"gateway": {"cost": "0.05"}}}
+    config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1", max_tokens=64, price="unknown")
+    raw = orjson.dumps({"choices": [{"finish_reason": "stop", "message": message}], "usage": {}})
+    sample = read(raw, config, CallBounds(500, 64), latency_s=0, attempts=1)
+    assert (sample.cost_usd, sample.price_known) == (0.05, True)
 
 
 WAITS: list[tuple[dict[str, str], str, float | None]] = [
