@@ -146,7 +146,7 @@ Watch = Annotated[
 All = Annotated[bool, typer.Option("--all", hidden=True, help="With --help: all options and settings.")]
 
 
-def at_home(path: Path) -> Path:
+def at_home(path: Path | str) -> Path:
     """Return a path with the home folder for ~, which shells put there at the beginning of a word alone."""
     return Path(os.path.expanduser(path))
 

@@ -102,8 +102,8 @@ class PolicySettings(TypedDict, total=False):
     """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
     chat_template_kwargs: Mapping[str, bool | int | float | str]
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
-    template_date: date | str
-    """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
+    template_date: date | str | None
+    """What chat templates that write the date of today (Llama 3.2's, GPT-OSS's) take for it: by default 2024-07-26."""
     tool_calls: Literal['none', 'native', 'qwen3', 'qwen3-coder', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written. One
     of none, native, qwen3, qwen3-coder, llama3, mistral, deepseek, gpt-oss."""
@@ -166,8 +166,8 @@ class TeacherSettings(TypedDict, total=False):
     """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
     chat_template_kwargs: Mapping[str, bool | int | float | str]
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
-    template_date: date | str
-    """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
+    template_date: date | str | None
+    """What chat templates that write the date of today (Llama 3.2's, GPT-OSS's) take for it: by default 2024-07-26."""
     tool_calls: Literal['none', 'native', 'qwen3', 'qwen3-coder', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written. One
     of none, native, qwen3, qwen3-coder, llama3, mistral, deepseek, gpt-oss."""
@@ -296,6 +296,7 @@ class AdapterSettings(TypedDict, total=False):
     targets: list[str] | tuple[str, ...]
     """Names of the Linears that get an adapter, such as q_proj; none for all but the output head."""
     dropout: float
+    """Of the adapters; only without weights of channels."""
     rslora: bool
     """Scale by the square root of the rank, which keeps high ranks stable."""
     dora: bool
@@ -495,8 +496,8 @@ class ProposerSettings(TypedDict, total=False):
     """Further fields of a server's request, sent as they are: `extra_body = { provider = { only = ["x"] } }`."""
     chat_template_kwargs: Mapping[str, bool | int | float | str]
     """Settings of the chat template, in every rendering: {"enable_thinking": false} for Qwen3 without thinking."""
-    template_date: date | str
-    """What chat templates that write the date of today, such as Llama 3.2's and GPT-OSS's, take for it in all runs."""
+    template_date: date | str | None
+    """What chat templates that write the date of today (Llama 3.2's, GPT-OSS's) take for it: by default 2024-07-26."""
     tool_calls: Literal['none', 'native', 'qwen3', 'qwen3-coder', 'llama3', 'mistral', 'deepseek', 'gpt-oss']
     """How tools are called: `native` where a server reads calls, else in which family's format answers are written. One
     of none, native, qwen3, qwen3-coder, llama3, mistral, deepseek, gpt-oss."""

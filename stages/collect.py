@@ -211,7 +211,7 @@ def task_row(task: Task) -> Row:
 
 STAGE = Stage(
     name="collect",
-    version=7,
+    version=8,
     example="""\
 >>> rollouts = composer.collect(policy="reference", tasks=2, samples=1, quiet=True)
 >>> rollouts.manifest.summary["mean_reward"]

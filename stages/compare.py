@@ -10,7 +10,7 @@ from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="compare",
-    version=19,
+    version=20,
     example="""\
 >>> logs = composer.compare("before.jsonl", "after.jsonl", quiet=True)
 >>> logs.decision, logs.difference

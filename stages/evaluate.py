@@ -12,7 +12,7 @@ from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="evaluate",
-    version=8,
+    version=9,
     example="""\
 >>> server = {"base_url": "http://127.0.0.1:8000/v1", "max_tokens": 64}
 >>> policies = {"A": {"model": "a", **server}, "B": {"model": "b", **server}}

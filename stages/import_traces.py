@@ -19,7 +19,7 @@ from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="import",
-    version=12,
+    version=13,
     example="""\
 >>> imported = composer.import_traces(paths=["logs/sums.json"], quiet=True)
 >>> len(imported.rollouts())

@@ -12,7 +12,7 @@ from composer_stages.teachers.config import Config
 
 STAGE = Stage(
     name="replay-teachers",
-    version=4,
+    version=5,
     example="""\
 >>> coder = {"name": "coder", "model": "qwen/qwen3-coder", "base_url": "http://127.0.0.1:8000/v1", "max_tokens": 64}
 >>> answers = composer.replay_teachers(rollouts, teachers=[coder], quiet=True)

@@ -159,7 +159,7 @@ def _seeded(seed: int, threads: int | None) -> Iterator[None]:
 
 STAGE = Stage(
     name="train",
-    version=9,
+    version=10,
     example="""\
 >>> plan = composer.train.plan(policy="Qwen/Qwen3-8B", optimisation={"steps": 10})
 >>> plan.units, plan.what

@@ -74,8 +74,10 @@ def of_generation(
     rows = [{**item[1], "step": None} for item in held if not isinstance(item, Drop) and isinstance(item[1], dict)]
     generation = store.digest(repr(rows))[:12]
     for item in held:
-        is_row = not isinstance(item, Drop) and isinstance(item[1], dict)
-        yield (item[0], item[1] | {GENERATION: generation}) if is_row else item
+        if isinstance(item, Drop) or not isinstance(item[1], dict):
+            yield item
+        else:
+            yield item[0], item[1] | {GENERATION: generation}
 
 
 def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
@@ -91,7 +93,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
     has_total = REWARD in record and (not rewards or set(MARK) <= record.keys())
     if REWARD in record and not has_total:
         rewards[TOTAL] = record[REWARD]
-    scores = {name: None if value is None else float(value) for name, value in rewards.items()}
+    scores: dict[str, float | None] = {name: None if value is None else float(value) for name, value in rewards.items()}
     if has_total:
         scores[REWARD] = record[REWARD]
     env = record.get("env") or NAME

@@ -90,7 +90,7 @@ def pooled(runs: Mapping[Path, Entry], sql: str) -> list[str]:
         return []
     stages: dict[str, set[str]] = {}
     firsts: dict[tuple[str, str], Path] = {}
-    copies = []
+    copies = list[str]()
     for folder, entry in runs.items():
         first = firsts.setdefault((entry.facts.stage, entry.content), folder)
         if entry.facts.status == "complete" and first != folder and read & {Path(name).stem for name in entry.tables}:

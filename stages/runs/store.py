@@ -335,8 +335,9 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise BadInput("runs.file-missing", path=path) from None
     except ValueError as error:
-        code = "runs.manifest-invalid" if path.name == "manifest.json" else "runs.json-invalid"
-        raise BadInput(code, path=path, error=error) from None
+        if path.name == "manifest.json":
+            raise BadInput("runs.manifest-invalid", path=path, error=error) from None
+        raise BadInput("runs.json-invalid", path=path, error=error) from None
 
 
 def seal_lines(path: Path, lines: Sequence[bytes]) -> None:
