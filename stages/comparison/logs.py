@@ -230,7 +230,7 @@ def content(path: str) -> list[Any]:
 def find_run(folder: Path) -> Run | None:
     """Return the run that a folder, the folder of a stage or a pattern means; None for the files of other programs.
 
-    `BadInput` for several runs, for one without rollouts, and for the name of one.
+    `BadInput` for several runs, for a comparison, and for the name of a run.
     """
     places = [folder] if folder.exists() else [*map(Path, glob(str(folder)))]
     if len(places) == 1 and places[0].name in STAGES and places[0].is_dir():
@@ -241,9 +241,9 @@ def find_run(folder: Path) -> Run | None:
     if not runs and not places and folder.parts[0] in STAGES:
         raise BadInput("comparison.name-of-run", path=folder)
     for run in runs:
-        if not (run.holds(EVAL_ITEM) or run.holds(ROLLOUT)):
-            raise BadInput("comparison.run-without-rollouts", path=folder, stage=run.manifest.stage)
-        return run
+        if run.manifest.stage == "compare":  # whose table of tasks would be read as one of scores, those of side B
+            raise BadInput("comparison.run-of-compare", path=folder)
+        return run if run.holds(EVAL_ITEM) or run.holds(ROLLOUT) else None
     return None
 
 

@@ -138,5 +138,5 @@ def require_free_targets(config: Config) -> None:
             source = Path(path).expanduser().resolve()
             if source in (target, *target.parents) or fnmatchcase(str(target), str(source)):
                 raise UsageError("comparison.target-is-read", name=option, path=path)
-        if target.is_file() and (held := target.read_bytes()) and MARKS[option] not in held:
+        if (held := store.read_bytes(target)) and MARKS[option] not in held:
             raise UsageError("comparison.target-of-another", name=option, path=target)

@@ -39,10 +39,11 @@ def load_tokenizer(source: str, config: PolicyConfig, revision: str | None = Non
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     tokenizer.clean_up_tokenization_spaces = False  # with which answers lose blanks: `ls .` was executed as `ls.`
     folded = model_checks.fit_template(config, tokenizer)
-    model_checks.require_read_settings(config, tokenizer)
+    unread = model_checks.unread_settings(config, tokenizer)
     pin_settings(tokenizer, config.chat_template_kwargs, config.template_date)
     model_checks.require_read_calls(config, tokenizer)
     notices = [Sentence("policy.no-system-messages", model=config.model)] if folded else []
+    notices += [Sentence("policy.template-setting-unread", model=config.model, name=name) for name in unread]
     if config.tool_calls != "none" and not declares_tools(tokenizer):
         notices.append(Sentence("policy.no-tool-declarations", model=config.model))
     if model_checks.cuts_otherwise(source, tokenizer, revision):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -214,15 +215,17 @@ def cuts_otherwise(source: str, tokenizer: Any, revision: str | None) -> bool:
     return bool(own != tokenizer(PROBE, add_special_tokens=False)["input_ids"])
 
 
-def require_read_settings(config: PolicyConfig, tokenizer: Any) -> None:
-    """Raise `UsageError` if the chat template reads no variable of the name of a setting."""
+def unread_settings(config: PolicyConfig, tokenizer: Any) -> list[str]:
+    """Return the settings that the chat template reads nowhere; `UsageError` where it reads one with a similar name."""
     _, template = apart_pinned(tokenizer.chat_template)
     with translate_errors(config):
         environment = _compile_jinja_template(template).environment
         read_names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
-    if unread := sorted(config.chat_template_kwargs.keys() - read_names):
-        others = sorted(read_names - OF_RENDERING)
-        raise UsageError("policy.template-setting-unread", model=config.model, name=unread[0], others=others)
+    others, unread = sorted(read_names - OF_RENDERING), sorted(config.chat_template_kwargs.keys() - read_names)
+    for name in unread:
+        if near := get_close_matches(name, others, 1):
+            raise UsageError("policy.template-setting-misspelt", model=config.model, name=name, near=near[0])
+    return unread
 
 
 def require_read_calls(config: PolicyConfig, tokenizer: Any) -> None:

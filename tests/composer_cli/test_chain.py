@@ -460,8 +460,8 @@ def test_a_chain_stops_at_an_inconclusive_entry_that_later_entries_read(composer
 
 
 def test_one_budget_is_for_all_entries_of_a_chain_and_for_all_attempts(tmp_path):
-    """Three entries of two calls, 1.8 USD an entry; before a call its bound is set aside, 12.78 USD."""
-    prices = "usd_per_mtok_in = 20000, usd_per_mtok_out = 20000, max_tokens = 5"
+    """Three entries of two calls, 1.8 USD an entry; before a call its bound is set aside, 12.80 USD."""
+    prices = "usd_per_mtok_in = 20000, usd_per_mtok_out = 20000, max_tokens = 6"
     with serving(lambda body, number: Reply(body=answer("a", 40, 5))) as server:
         policy = f'policy = {{ model = "m", base_url = "{server.url}", {prices} }}'
         settings = ("tasks = 2", "samples = 1", "max_steps = 1", 'env = { name = "support.environments:GuessEnv" }')

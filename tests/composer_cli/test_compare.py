@@ -99,7 +99,7 @@ def test_a_comparison_is_no_log_and_several_runs_are_no_side(
     assert not (tmp_path / "~").exists() and (tmp_path / "page.html").is_file()
     made = tmp_path / "runs" / "compare"
     for path, part in (
-        (made / "latest", "is a run of compare, which holds no rollouts"),
+        (made / "latest", "is a comparison, which has no rollouts"),
         (made, "holds 2 runs"),
         (made / "2*", "holds 2 runs"),
     ):

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from composer_cli.trust import require_trusted_servers
 from composer_stages.errors import UsageError
@@ -34,8 +35,6 @@ def policy(address: str, variable: str = "OPENAI_API_KEY") -> str:
                 EVIL,
                 "https://api.openai.com.collect.example/v1",
                 "https://notopenai.com/v1",
-                "https://api.openai.com@collect.example/v1",
-                "https://collect.example\\@api.openai.com/v1",
                 "https://localhost.collect.example/v1",
                 "http://[2001:db8::1]/v1",
                 "http://127.0.0.1.collect.example/v1",
@@ -57,6 +56,12 @@ def test_lookalike_domains_and_servers_in_a_cloud_are_not_the_provider(variable,
     refusal = rf"{variable} holds the key .*policy\.base_url would send it to .*--trust"
     with nullcontext() if trusted else pytest.raises(UsageError, match=refusal):
         require_trusted_servers("collect", config, [], trust=False)
+
+
+@pytest.mark.parametrize("address", ["https://api.openai.com@collect.example/v1", "https://a.b\\@api.openai.com/v1"])
+def test_an_address_with_a_user_is_refused_whatever_its_host(address):
+    with pytest.raises(ValidationError, match="before @"):
+        load_stage("collect").config(policy={"model": "m", "base_url": address})
 
 
 def test_no_settings_file_sends_a_key_to_another_server(run_command, tmp_path, monkeypatch):

@@ -239,7 +239,8 @@ def test_least_tokens_is_a_lower_bound(edit: Any, bounded: bool, text: str) -> N
     assert bool(least) == (bounded and bool(text.strip()))
 
 
-def test_a_setting_that_no_statement_of_the_template_reads_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_setting_that_no_statement_of_the_template_reads_is_told_and_a_misspelt_one_refused(tmp_path: Path) -> None:
+    notes = list[str]()
     folder = save_tiny(tmp_path / "m")
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% if thinking is defined and thinking %}T{% endif %}" + tokenizer.chat_template
@@ -250,7 +251,10 @@ def test_a_setting_that_no_statement_of_the_template_reads_is_refused_by_name(tm
 
     load_tokenizer(str(folder), config(thinking=True)).save_pretrained(folder)
     load_tokenizer(str(folder), config(thinking=False))  # of a checkpoint with another one
-    with pytest.raises(UsageError, match=r"reads no .thinkng.(.|\n)*It reads thinking"):
-        load_tokenizer(str(folder), config(thinkng=True))
+    with pytest.raises(UsageError, match=r"reads no .enable_thinking.(.|\n)*mean 'thinking'"):
+        load_tokenizer(str(folder), config(enable_thinking=True))
+    with on_activity(notes.append):
+        load_tokenizer(str(folder), config(level=3))
+    assert "reads no 'level': that setting of it changes nothing" in "".join(notes)
     with pytest.raises(ValueError, match=r"text .False.(.|\n)*writes true and false"):
         config(thinking="False")
