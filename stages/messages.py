@@ -212,8 +212,7 @@ ANY_DAY = date(2024, 7, 26)
 NOW = "strftime_now"
 """The function with which chat templates write the date of today."""
 PINNED = re.compile(
-    rf'\{{%- (?:set (?P<name>\w+) = (?:"(?:[^"\\]|\\.)*"|[^\s"]+) -|macro (?P<macro>{NOW})\(.*?\{{%- endmacro -)%\}}',
-    re.S,
+    rf'\{{%- (?:set (?P<name>\w+) = (?:"(?:[^"\\]|\\.)*"|[^\s"]+) -|macro {NOW}\(.*?\{{%- endmacro -)%\}}', re.DOTALL
 )
 """A statement of `pin_settings`."""
 

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -135,8 +134,7 @@ def require_free_targets(config: Config) -> None:
         raise UsageError("comparison.one-file-twice", path=config.html)
     for option, target in targets.items():
         for path in (*config.logs, *filter(None, [config.policy])):
-            source = Path(path).expanduser().resolve()
-            if source in (target, *target.parents) or fnmatchcase(str(target), str(source)):
+            if Path(path).expanduser().resolve() == target:
                 raise UsageError("comparison.target-is-read", name=option, path=path)
         if (held := store.read_bytes(target)) and MARKS[option] not in held:
             raise UsageError("comparison.target-of-another", name=option, path=target)
