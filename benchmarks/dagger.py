@@ -94,8 +94,8 @@ def told(table: Path = EXPERIMENT.items) -> tuple[str, str]:
         f"C − D is {found['C − D']}. B − A, a secondary comparison, is {imitation}. Tokens in "
         f"the losses, beside those of A: {', '.join(shares)} (equal by the registration is within "
         f"{EQUAL:.2f}). Trainings that collapsed: {len(collapses) or 'none'}.",
-        f"In a third, on the same tasks, imitation beside GRPO, a secondary comparison: {imitation}; three rounds of "
-        f"it, as DAgger does, beside one: {found['C − B']}.",
+        f"In a third, of the same tasks for each arm, imitation beside GRPO, a secondary comparison: {imitation}; "
+        f"three rounds of it, as DAgger does, beside one: {found['C − B']}.",
     )
 
 

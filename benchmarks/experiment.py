@@ -453,12 +453,15 @@ class Experiment:
         return lines
 
     def course_lines(self, courses: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return a table of what the trainings recorded of themselves, means over the trainings of an arm."""
+        """Return a table of what the trainings recorded of themselves, means over the trainings of an arm.
+
+        Of a training in rounds: the first one's begin, the last one's end and pairs, and tokens and minutes of all.
+        """
         heads = ["reward, first and last steps", "entropy, nats", "tokens an answer", "tokens in all"]
         heads += ["pairs", "minutes"]
         lines = [f"| training | {' | '.join(heads)} |", "| --- " * (1 + len(heads)) + "|"]
         for arm in self.arms:
-            if own := [one for one in courses if one["arm"] == arm]:
+            if own := [_whole_course(rounds) for rounds in _by_seed(courses, arm)]:
                 mean = {name: fmean(one[name] for one in own) for name, value in own[0].items() if type(value) is float}
                 ends = [[mean.get(f"{what}_{end}") for end in ("first", "last")] for what in ("reward", "entropy")]
                 both = ["-" if None in pair else "{:.2f} to {:.2f}".format(*pair) for pair in ends]
@@ -552,6 +555,21 @@ def put(document: Path, lines: Sequence[str]) -> None:
     begin, end = "<!-- result -->\n", "<!-- end of result -->"
     before, _, rest = document.read_text().partition(begin)
     document.write_text(before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2])
+
+
+def _by_seed(courses: Sequence[Mapping[str, Any]], arm: str) -> list[list[Mapping[str, Any]]]:
+    """Return what each training of an arm recorded, one row for each of its rounds, in order."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for one in sorted((one for one in courses if one["arm"] == arm), key=lambda one: one.get("round", 0)):
+        found.setdefault(one["seed"], []).append(one)
+    return [*found.values()]
+
+
+def _whole_course(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a training recorded over all of its rounds."""
+    begin = {name: value for name, value in rounds[0].items() if name.endswith("_first")}
+    sums = {name: sum(one[name] for one in rounds) for name in ("num_tokens", "minutes")}
+    return {**rounds[-1], **begin, **sums}
 
 
 def comparison_lines(title: str, found: Mapping[str, Difference]) -> list[str]:

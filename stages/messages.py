@@ -211,9 +211,8 @@ ANY_DAY = date(2024, 7, 26)
 """For templates that write the date of today, so that equal runs have equal prompts."""
 NOW = "strftime_now"
 """The function with which chat templates write the date of today."""
-PINNED = re.compile(
-    rf'\{{%- (?:set (?P<name>\w+) = (?:"(?:[^"\\]|\\.)*"|[^\s"]+) -|macro {NOW}\(.*?\{{%- endmacro -)%\}}', re.DOTALL
-)
+LITERAL = r'"(?:[^"\\]|\\.)*"|true|false|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?'
+PINNED = re.compile(rf"\{{%- (?:set (?P<name>\w+) = (?:{LITERAL}) -|macro {NOW}\(.*?\{{%- endmacro -)%\}}", re.DOTALL)
 """A statement of `pin_settings`."""
 
 

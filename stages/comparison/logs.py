@@ -236,7 +236,7 @@ def find_run(folder: Path) -> Run | None:
     if len(places) == 1 and places[0].name in STAGES and places[0].is_dir():
         places = [*places, *places[0].iterdir()]
     runs = [run for place in sorted(places) if not (place.is_symlink() and place != folder) and (run := _run(place))]
-    if len(runs) > 1:
+    if len(runs) > 1 or (runs and len(places) > 1 and not folder.exists()):  # or one that a pattern has beside others
         raise BadInput("comparison.several-runs", path=folder, runs=[run.path.name for run in runs])
     if not runs and not places and folder.parts[0] in STAGES:
         raise BadInput("comparison.name-of-run", path=folder)

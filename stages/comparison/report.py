@@ -44,8 +44,6 @@ class TextTable(NamedTuple):
 
 Block = str | TextTable
 """A line of the report, empty between parts, or a table."""
-GENERATOR = '<meta name="generator" content="composer compare">'
-"""In every page, by which a page is told from other files."""
 FLIPS = 20
 """Tasks on which the sides differ that are shown."""
 SHOWN_PARTS = 15
@@ -369,7 +367,6 @@ def page(comparison: "LogComparison", tasks: pa.Table, results: Sequence["Metric
 
     template = load_template(__package__, "page.jinja", autoescape=True)
     return template.render(
-        generator=GENERATOR,
         title=title,
         report=report,
         shown=[(result.comparison, result.tasks) for result in results] or [(comparison, tasks)],

@@ -31,7 +31,10 @@ EXIT_CODES = {
     Decision.UNDECIDED: 3,
 }
 WRITTEN = {"html": "comparison.html", "markdown": "comparison.md"}
-MARKS = {"html": report.GENERATOR.encode(), "markdown": b"<details><summary>report</summary>"}
+MARKS = {
+    "html": b'<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">\n<title>',
+    "markdown": b"<details><summary>report</summary>",
+}
 """What is in every page and every summary."""
 SHOWN_CODES = {True: 0, False: 1, None: 3}
 TASKS = "tasks.parquet"
@@ -136,5 +139,5 @@ def require_free_targets(config: Config) -> None:
         for path in (*config.logs, *filter(None, [config.policy])):
             if Path(path).expanduser().resolve() == target:
                 raise UsageError("comparison.target-is-read", name=option, path=path)
-        if (held := store.read_bytes(target)) and MARKS[option] not in held:
+        if target.is_dir() or ((held := store.read_bytes(target)) and MARKS[option] not in held):
             raise UsageError("comparison.target-of-another", name=option, path=target)

@@ -44,7 +44,13 @@ from composer_stages.training.rollouts import environment_reward, planned, trl_c
 from composer_stages.training.trl_arguments import trl_config
 from composer_stages.words import Sentence
 
-UNSHAPED = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None}
+UNSHAPED: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (0, -1, None),
+    "min_p": (None, 0.0),
+    "repetition_penalty": (1.0,),
+    "generation_kwargs": (None, {}),
+}
 """Fields of GRPOConfig that shape a distribution, and the values with which they do not: log-probs are exact."""
 
 __all__ = ["RolloutFunction", "ToolEnvironment", "environment_reward", "tool_environments"]
@@ -91,8 +97,8 @@ class RolloutFunction:
         for key, prompt in zip(keys, prompts, strict=True):
             if key not in self._known:
                 raise UsageError("integrations.unknown-prompt", prompt=str(prompt)[:200])
-        for name, value in UNSHAPED.items():
-            if (given := getattr(trainer.args, name, value)) not in (value, {}):
+        for name, neutral in UNSHAPED.items():
+            if (given := getattr(trainer.args, name, neutral[0])) not in neutral:
                 raise UsageError("integrations.sampling-unread", name=name, value=given)
         # TRL parts the copies of a prompt among processes: each process counts those of the processes before it.
         ranks = self._ranks or join()

@@ -638,6 +638,9 @@ class EndpointPolicy:
             source, read = self._waits.source, sample.prompt_read
             self._tell(Sentence("policy.prompt-cut", source=source, read=read))
             self._cut_prompts += 1
+        if sample.completion_tokens == bounds.completion_tokens and sample.finish_reason not in endings.NOT_WHOLE:
+            limit, word = sample.completion_tokens, sample.finish_reason
+            self._tell(Sentence("policy.stopped-at-limit", source=self._waits.source, limit=limit, word=word))
         if sample.finish_reason == endings.MALFORMED:
             self._tell(Sentence("policy.call-not-read", source=self._waits.source, text=excerpt(sample.text, 80)))
         elif sample.reasoning and not sample.text and sample.finish_reason not in endings.NOT_WHOLE:

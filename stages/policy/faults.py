@@ -28,6 +28,8 @@ TEXTS = ("message", "msg", "detail", "details", "error", "errors", "error_msg", 
 """Fields with codes and with texts, at any depth; a text may be JSON again, as gateways pass it on."""
 MESSAGE = 2000
 """Characters of a server's message that are read: expressions with `.*` take the square of them."""
+OF_ROOM = re.compile(r"room|left|leav|remain", re.IGNORECASE)
+"""Words for what a prompt leaves of the context."""
 DEPTH = 8
 MOST_NUMBER = 10**8
 """Larger numbers of a message count no tokens: they name requests and times."""
@@ -144,7 +146,7 @@ def meaning(fault: Fault, status: int, sent: Sent) -> str | None:
     if status not in NOT_OF_LENGTH and sent.has_empty and WORDS[EMPTY_MESSAGE].search(fault.said):
         return EMPTY_MESSAGE
     if status not in NOT_OF_LENGTH and _is_limit_beyond(fault, sent):
-        return PARAMETER
+        return next((name for name in (ACCOUNT, FILTERED) if WORDS[name].search(fault.said)), PARAMETER)
     if status not in NOT_OF_LENGTH and _is_beyond(fault, sent):
         return CONTEXT
     if not sent.has_thoughts and WORDS[THOUGHTS].search(fault.said):
@@ -171,11 +173,12 @@ def refused_field(fault: Fault, sent: Sent) -> str | None:
 def _is_limit_beyond(fault: Fault, sent: Sent) -> bool:
     """Return whether it is the limit of the answer, alone, that is more than a message allows.
 
-    It has that limit, or names its field, beside a number below it that the prompt is certainly below.
+    It has that limit, or names its field, beside a number below it that the prompt is certainly below, and that is not
+    what the prompt leaves.
     """
     numbers = _numbers(fault)
     told = sent.limit in numbers or any(name in fault.said or name == fault.parameter for name in LIMITS)
-    return told and any(sent.most < number < sent.limit for number in numbers)
+    return told and not OF_ROOM.search(fault.said) and any(sent.most < number < sent.limit for number in numbers)
 
 
 def _is_beyond(fault: Fault, sent: Sent) -> bool:

@@ -221,7 +221,8 @@ def unread_settings(config: PolicyConfig, tokenizer: Any) -> list[str]:
     with translate_errors(config):
         environment = _compile_jinja_template(template).environment
         read_names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
-    others, unread = sorted(read_names - OF_RENDERING), sorted(config.chat_template_kwargs.keys() - read_names)
+    asked = config.chat_template_kwargs.keys()
+    others, unread = sorted(read_names - OF_RENDERING - asked), sorted(asked - read_names)
     for name in unread:
         if near := get_close_matches(name, others, 1):
             raise UsageError("policy.template-setting-misspelt", model=config.model, name=name, near=near[0])

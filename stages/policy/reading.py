@@ -165,9 +165,10 @@ def read(
     lost = unread or (bounds.has_tools and CALLED.search(word or ""))
     if ending == endings.FINISHED and lost and not parts_of(text).calls:
         ending = endings.MALFORMED
-    # Some servers say `stop`, or nothing, of an answer that reached the limit (mudler/LocalAI#3533, ollama behind
-    # LiteLLM), and those that read calls that one was made, whether it is whole or not.
-    if ending == endings.FINISHED and completion_tokens(body) >= bounds.completion_tokens:
+    # Servers that read calls say that one was made, whether it is whole or not, and some say nothing of what they cut.
+    # `stop` is believed: an answer may end at the limit (vLLM asks for the end token first).
+    is_at_limit = completion_tokens(body) >= bounds.completion_tokens
+    if ending == endings.FINISHED and is_at_limit and (word is None or parts_of(text).calls):
         ending = endings.CUT
     model, provider, fingerprint = (
         body.get(name) if isinstance(body.get(name), str) else None

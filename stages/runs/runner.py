@@ -440,8 +440,15 @@ def locked(folder: Path) -> Iterator[None]:
 
     Folders of one work, whose names differ in their time alone, are held together; a link is held as its folder.
     """
-    folder = folder.resolve()
-    _check_writable(folder.parent)
+    real = folder.resolve()
+    try:
+        _check_writable(real.parent)
+    except UsageError:
+        if not folder.is_symlink():
+            raise
+        _check_writable(folder.parent)  # of a folder of one's own in one that is not
+    else:
+        folder = real
     # Next to the folder: inside it, --clean would delete the lock that this process holds.
     lock = FileLock(folder.parent / f".{without_time(folder.name)}.lock")
     try:

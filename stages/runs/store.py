@@ -234,7 +234,11 @@ def link_folder(folder: Path, target: Path) -> None:
 
 
 def write_sealed(path: Path, data: bytes) -> None:
-    """Write a file atomically: it exists complete or not at all."""
+    """Write a file atomically: it exists complete or not at all. Devices and pipes are written to as they are."""
+    if path.exists() and not path.is_file() and not path.is_dir():  # /dev/stdout, which a rename would replace
+        with path.open("wb") as device:
+            device.write(redacted_bytes(data))
+        return
     with sealing(path) as file:
         file.write(redacted_bytes(data))
 

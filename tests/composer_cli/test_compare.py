@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -98,10 +99,14 @@ def test_a_comparison_is_no_log_and_several_runs_are_no_side(
         ran(capsys, *words, "--artifacts=~/runs", "--html=~/page.html")
     assert not (tmp_path / "~").exists() and (tmp_path / "page.html").is_file()
     made = tmp_path / "runs" / "compare"
+    (tmp_path / "logs").mkdir()
+    shutil.copytree((made / "latest").resolve(), tmp_path / "logs" / "run")
+    shutil.copy(pair[0], tmp_path / "logs")
     for path, part in (
         (made / "latest", "is a comparison, which has no rollouts"),
-        (made, "holds 2 runs"),
-        (made / "2*", "holds 2 runs"),
+        (made, "is no single run: it holds 2"),
+        (made / "2*", "it holds 2"),
+        (tmp_path / "logs" / "*", "beside others"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["compare", str(path), pair[0], "--quiet"])

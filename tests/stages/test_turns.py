@@ -323,6 +323,14 @@ def test_settings_that_a_checkpoint_was_saved_with_give_way_to_others() -> None:
     assert apart_pinned(tokenizer.chat_template)[1] == template
 
 
+def test_a_template_keeps_what_it_sets_itself_and_settings_come_before_it() -> None:
+    head = "{%- set think = loud|default(true) -%}{%- set today = strftime_now('%Y') -%}"
+    tokenizer = byte_tokenizer(head + "{{ think }} {{ today }} {{ messages[0]['content'] }}", "<end>", [])
+    assert apart_pinned(tokenizer.chat_template)[0] == {}
+    pin_settings(tokenizer, {"loud": False}, None)
+    assert whole_text(tokenizer, conversation("one")) == "False 2024 one"
+
+
 LLAMA = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
     "{% else %} {{ m['content'] }}</s>{% endif %}{% endfor %}"

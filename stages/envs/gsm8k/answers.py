@@ -89,8 +89,17 @@ COMPOUND = re.compile(r"(?=.*\d)(?:[A-Z][a-z]?(?:_?\d+|_\{\d+\})?){2,}")
 BASE = re.compile(r"(?<![A-Za-z\\])\b[0-9A-F]+_\{?(\d+)\}?")
 """A number and its base: 204_5."""
 HALF_OF_DAY = re.compile(r"(?i)\b([ap])\.?\s?m\b")
-TIME = re.compile(r"(?i)(?<![\d:.])(\d\d?)(?::([0-5]\d))?(?::([0-5]\d))?(?![\d:])(?:\s*([ap])\.?\s?m\b\.?)?")
+TIME = re.compile(
+    r"(?i)(?<![\d:.])(?<!^-)(?<!\s-)(\d\d?)(?::([0-5]\d))?(?::([0-5]\d))?(?![\d:]|\.\d)(?:\s*([ap])\.?\s?m\b\.?)?"
+)
 """A time of day: its hour, minutes, seconds and half."""
+TIME_WORDS = {
+    r"(?i)(?<=\d)\.(?=[0-5]\d\s*[ap]\.?\s?m\b)": ":",
+    r"(?i)\s*\bo['’]clock\b": "",
+    r"(?i)\s+in\s+the\s+morning\b": " am",
+    r"(?i)\s+(?:in\s+the\s+(?:afternoon|evening)|at\s+night)\b": " pm",
+}
+"""Other writings of a time -> those of `TIME`."""
 SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
 DIGITS = str.maketrans(SUPERSCRIPTS, "0123456789-")
 WRITINGS = load_toml(__package__, "writings.toml")
@@ -169,9 +178,14 @@ def _bare(text: str) -> str:
 
 
 def _gives_time(answer: str, right: re.Match[str]) -> bool:
-    """Return whether every time of an answer is the right one; one without a half of the day may have either."""
-    times = [*TIME.finditer(_bare(answer))]
-    times = [time for time in times if time[2] or time[4]] or times
+    """Return whether every time of an answer is the right one; one without a half of the day may have either.
+
+    A number is a time with a half, with minutes, or alone: 3 hours is none.
+    """
+    text = _bare(answer)
+    for pattern, writing in TIME_WORDS.items():
+        text = re.sub(pattern, writing, text)
+    times = [time for time in TIME.finditer(text) if time[2] or time[4] or time.span() == (0, len(text))]
     return bool(times) and all(_second(time, right) == _second(right, time) for time in times)
 
 

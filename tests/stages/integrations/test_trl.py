@@ -135,7 +135,11 @@ def test_arguments_that_would_have_no_effect_are_refused_and_the_templates_setti
         with pytest.raises(UsageError, match=f"{next(iter(args))} = .* would have no effect"):
             play(prompts, held(local, args=args))
     local.tokenizer.chat_template = "{% if loud %}b{% endif %}" + local.tokenizer.chat_template
-    trainer = held(local, args={"top_p": 1.0, "generation_kwargs": {}}, chat_template_kwargs={"loud": True})
+    trainer = held(
+        local,
+        args={"top_p": 1.0, "top_k": -1, "min_p": 0.0, "generation_kwargs": {}},
+        chat_template_kwargs={"loud": True},
+    )
     loud, plain = (play(prompts, one)["prompt_ids"][0] for one in (trainer, held(local)))
     assert loud == local.tokenizer.convert_tokens_to_ids(["b"]) + plain
 

@@ -18,7 +18,16 @@ from composer_stages.endings import NOT_WHOLE
 from composer_stages.pairs.states import WHOLE
 from composer_stages.policy.base import PolicyConfig, Sample, Turn
 from composer_stages.policy.client import CallError, RejectedError, RetryableError
-from composer_stages.policy.faults import CONTEXT, PARAMETER, Sent, meaning, parse_fault, refused_field, told_wait_s
+from composer_stages.policy.faults import (
+    ACCOUNT,
+    CONTEXT,
+    PARAMETER,
+    Sent,
+    meaning,
+    parse_fault,
+    refused_field,
+    told_wait_s,
+)
 from composer_stages.policy.reading import UNREAD, read
 from composer_stages.policy.requests import CallBounds
 from composer_stages.rollouts.agent_loop import LiveRollout, play
@@ -162,10 +171,14 @@ def test_a_limit_that_no_prompt_could_have_is_refused_as_such(server: str, messa
     long = {**SHORT, "messages": [{"role": "user", "content": "word " * 4900}], "max_tokens": 4096}
     both = parse_fault({"error": {"message": text + "4096 in the completion)."}})
     assert meaning(both, 400, Sent.of(long, len(orjson.dumps(long)))) == CONTEXT
+    room = "max_tokens is 32768, and your prompt of 900 tokens leaves room for 31000 in the context of this model"
+    assert meaning(parse_fault(room), 400, Sent.of(SHORT, size)) == CONTEXT
+    credit = "This request requires more credits: you requested up to 32768 tokens, but can only afford 2400."
+    assert meaning(parse_fault(credit), 400, Sent.of(SHORT, size)) == ACCOUNT
 
 
-def test_an_answer_that_reaches_the_limit_is_cut_and_without_tools_no_call_is_lost() -> None:
-    """By LocalAI and Ollama's word, `stop` or none, and by LMDeploy's, `tool_calls` for every answer."""
+def test_an_answer_that_reaches_the_limit_without_a_word_is_cut_and_without_tools_no_call_is_lost() -> None:
+    """LocalAI says nothing of some answers, and LMDeploy `tool_calls` of all; `stop` may be an end at the limit."""
     config = PolicyConfig(model="m", base_url="http://127.0.0.1:9/v1", max_tokens=64)
 
     def ended(word: str | None, tokens: int, *, has_tools: bool = True) -> Any:
@@ -174,7 +187,7 @@ def test_an_answer_that_reaches_the_limit_is_cut_and_without_tools_no_call_is_lo
         bounds = CallBounds(500, 64, (), has_tools)
         return read(raw, config, bounds, latency_s=0, attempts=1).finish_reason
 
-    assert [ended(word, tokens) for word in ("stop", None) for tokens in (63, 64)] == ["stop", "length"] * 2
+    assert [ended(word, tokens) for word in ("stop", None) for tokens in (63, 64)] == ["stop"] * 3 + ["length"]
     assert [ended("tool_calls", 5, has_tools=tools) for tools in (True, False)] == ["malformed_call", "tool_calls"]
 
 
@@ -191,7 +204,9 @@ def test_an_answer_that_reaches_the_limit_is_cut_and_without_tools_no_call_is_lo
     ],
 )
 def test_a_call_left_in_the_text_is_told_in_every_family(mark: str) -> None:
-    assert UNREAD.search(f"I list them.\n{mark} ls") and not UNREAD.search("a tool_call, functools[0] < TOOLCALL")
+    assert UNREAD.search(f"I list them.\n{mark} ls") and not UNREAD.search(
+        "vector<function_call>, functools[0] < TOOLCALL"
+    )
 
 
 def test_a_gateways_cost_beside_the_message_is_a_bill() -> None:

@@ -253,6 +253,7 @@ def test_a_setting_that_no_statement_of_the_template_reads_is_told_and_a_misspel
     load_tokenizer(str(folder), config(thinking=False))  # of a checkpoint with another one
     with pytest.raises(UsageError, match=r"reads no .enable_thinking.(.|\n)*mean 'thinking'"):
         load_tokenizer(str(folder), config(enable_thinking=True))
+    load_tokenizer(str(folder), config(thinking=True, enable_thinking=True))  # for either family
     with on_activity(notes.append):
         load_tokenizer(str(folder), config(level=3))
     assert "reads no 'level': that setting of it changes nothing" in "".join(notes)

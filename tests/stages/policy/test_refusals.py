@@ -147,6 +147,15 @@ def test_a_call_that_the_server_has_not_read_is_named_once(tmp_path: Path) -> No
     assert sum("policy.tool_calls=" in line and "guess" in line for line in said) == 1
 
 
+def test_an_end_at_the_limit_is_told_once(tmp_path: Path) -> None:
+    """Some servers say `stop` of what they have cut."""
+    said = list[str]()
+    with serving(lambda body, earlier: Reply(body=answer("a", 10, 5))) as server:
+        samples = asked(open_at(server.url, tmp_path, max_tokens=5, said=said), *"abc")
+    assert [sample.finish_reason for sample in samples] == ["stop"] * 3
+    assert sum("5 tokens, the most that it may have, with 'stop'" in line for line in said) == 1
+
+
 PAGE = "<!DOCTYPE html><title>Blocked</title>"
 
 

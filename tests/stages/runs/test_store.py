@@ -29,6 +29,16 @@ def test_a_document_that_is_nested_too_deeply_is_named(tmp_path: Path, levels: i
         store.read_json(tmp_path / "config.json")
 
 
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """Such as /dev/stdout, which a rename would replace by a file."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    store.write_sealed(pipe, b"a page")
+    assert os.read(reader, 99) == b"a page" and pipe.is_fifo()
+    os.close(reader)
+
+
 def test_a_cut_file_and_a_malformed_line_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     store.seal_lines(path, [b'{"x":"%d"}' % i for i in range(5000)])

@@ -41,9 +41,13 @@ MATHEMATICS: dict[str, tuple[list[str], list[str]]] = {
     "2 pi": (["\\boxed{2\\pi}"], ["\\boxed{2}"]),
     "5:30 \\text{ p.m.}": (
         ["The answer is 5:30 PM.", "They meet at 17:30.", "**5:30** on Monday", "\\boxed{5:30 \\text{ PM}}"],
-        ["The answer is 5:30 AM", "\\boxed{5}", "5 PM", "5:30 PM or 6:30 PM", "5:30:20 PM"],
+        ["The answer is 5:30 AM", "\\boxed{5}", "5 PM", "5:30 PM or 6:30 PM", "5:30:20 PM", "5:30 in the morning"],
     ),
-    "5:00 PM": (["The answer is 5 p.m.", "17:00", "\\boxed{5}"], ["5:01 PM", "\\boxed{12}", "3 times"]),
+    "5:00 PM": (
+        ["The answer is 5 p.m.", "17:00", "\\boxed{5}", "It is 5 in the evening.", "**5 o'clock**"],
+        ["5:01 PM", "\\boxed{12}", "5 times", "5.30 pm", "-5", "5 hours", "The answer is 5 in the morning"],
+    ),
+    "5:30 PM": (["5.30 pm", "#### 5.30 p.m."], ["5.3", "5.31 pm"]),
     "0:15": (["12:15 AM", "\\boxed{0:15}"], ["12:15 PM", "12:15"]),
     "12:30": (["The answer is 12:30 PM", "The ratio is $2:5$"], ["The answer is 0:30 PM", "12"]),
     "10 \\text{ AM}": (["\\boxed{10 \\text{ a.m.}}", "\\boxed{10}"], ["\\boxed{10 \\text{ PM}}"]),
