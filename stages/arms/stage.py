@@ -35,7 +35,7 @@ from composer_stages.policy.serving import Serving
 from composer_stages.rollouts.agent_loop import LiveRollout, play_missing
 from composer_stages.rollouts.collection_checks import SERVED
 from composer_stages.rollouts.recording import action_facts, verdict_columns, work_columns
-from composer_stages.rollouts.trace import require_unmixed
+from composer_stages.rollouts.trace import collected_with, require_unmixed
 from composer_stages.runs import reporting, store
 from composer_stages.runs.catalog import name as run_name
 from composer_stages.runs.kinds import CHECKPOINT, EVAL_ITEM, ROLLOUT, Row
@@ -232,7 +232,7 @@ def planned(runs: Sequence[Run], config: Config) -> planner.PlannedEvaluation:
     config = inherit(config, [(name, run.manifest.config) for name, run in reads])
     items, evaluated = list[Row](), dict[tuple[str, int], None]()
     for pilot in find_pilots(runs):
-        played_in = (pilot.manifest.config.get("env") or {}).get("name")  # None for imported rollouts
+        played_in = (collected_with(pilot).get("env") or {}).get("name")  # None for imported rollouts
         if played_in is not None and not envs.is_same_environment(played_in, config.env.name):
             raise UsageError(
                 "arms.pilot-of-other-environment", path=pilot.path, played=played_in, planned=config.env.name

@@ -50,7 +50,7 @@ from composer_stages.formats.reading import FileCount, ReadTrajectory
 from composer_stages.formats.repeats import StoredTables
 from composer_stages.formats.reports import Sidecars
 from composer_stages.formats.rows import usage
-from composer_stages.rollouts.trace import exports_of, inherited, require_unmixed
+from composer_stages.rollouts.trace import collected_with, exports_of, inherited, require_unmixed
 from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import EVAL_ITEM, ORIGIN, ROLLOUT
 from composer_stages.runs.run import Run
@@ -636,7 +636,7 @@ def _measured_rows(run: Run, rows: pa.Table, reward: pa.ChunkedArray, program: s
         cells = {"reason": rows["error_type"], "state": pc.if_else(failed, State.MISSING.value, None)}
         cells |= dict.fromkeys(("item", "question"), pa.nulls(len(rows), pa.string()))
         cells["log"] = pa.array(np.zeros(len(rows), dtype=np.int64))
-        env = (run.manifest.config.get("env") or {}).get("name") or ""
+        env = (collected_with(run).get("env") or {}).get("name") or ""
         log = MeasuredLog(program, task=env, settings=_played_by(run))
         return ReadLog("", pa.table(cells), (program,), scores={REWARD: reward}, logs=(log,))
     origins = run.scan(ORIGIN).arrow(["rollout_id", "extra_json", "file"])

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_stages.envs.base import Grade, Observation, Split, Task
+from composer_stages.envs.base import Grade, Observation, Split, Task, whole_reward
 from composer_stages.envs.task_table import TooManyTasks
 from composer_stages.errors import BadInput
 from composer_stages.messages import Message, answer_text
@@ -101,12 +101,12 @@ class AnsweredEnv(ABC):
     def step(self, text: str) -> Observation:
         """Record the answer and end the rollout; the observation of a wrong answer gives the right one."""
         answer = answer_text(text)
-        self._answer, self._reward = answer, float(self.score(answer, self._question))
+        self._answer, self._reward = answer, whole_reward(float(self.score(answer, self._question)))
         return Observation("" if self._reward >= 1 else self.correction(answer, self._question), stop="answered")
 
     def grade(self) -> Grade:
         """Grade the answer by its score, which is computed once an answer: it may execute something."""
-        reward = float(self.score("", self._question)) if self._reward is None else self._reward
+        reward = whole_reward(float(self.score("", self._question))) if self._reward is None else self._reward
         return Grade(reward, hidden_pass=reward >= 1, protocol_ok=self.is_well_formed(self._answer))
 
     def solution(self) -> list[str]:

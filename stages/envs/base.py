@@ -88,8 +88,14 @@ class Work:
     metrics: Mapping[str, float] | None = None
 
 
-FULL_REWARD = 1 + 1e-6
+ROUNDING = 1e-6
+FULL_REWARD = 1 + ROUNDING
 """The most that shares which add up to 1 make, with what rounding adds."""
+
+
+def whole_reward(reward: float) -> float:
+    """Return 1 for the sum of shares that add up to 1 (0.7 + 0.2 + 0.1 is less), and any other reward as it is."""
+    return 1.0 if abs(reward - 1) <= ROUNDING else reward
 
 
 @dataclass(frozen=True)

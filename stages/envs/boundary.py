@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from composer_stages import json_text, messages
-from composer_stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
+from composer_stages.envs.base import (
+    Environment,
+    Grade,
+    GradesTogether,
+    Observation,
+    TakesCalls,
+    Task,
+    Work,
+    whole_reward,
+)
 from composer_stages.errors import Refusal, UsageError
 from composer_stages.layout import shortened
 from composer_stages.messages import Message, ToolCall
@@ -98,12 +107,12 @@ def check_grade(value: Any, environment: Environment) -> Grade:
     # numpy's scalars are Real too. A NaN or an infinity would poison every mean that it enters.
     if isinstance(reward, bool) or not isinstance(reward, Real) or not _is_finite_in_float32(reward):
         raise WrongValue("envs.grade-reward", returned=_short(reward))
-    value = replace(value, reward=float(reward))
+    value = replace(value, reward=whole_reward(float(reward)))
     ground = value.ground or getattr(environment, "ground", None)
     # A share of the full reward rests on the same report.
     if getattr(environment, "require", "report") == "values" and ground != "values" and float(reward) > 0:
         return replace(value, reward=None, hidden_pass=None, ground=ground, error=Sentence("envs.not-paid"))
-    return replace(value, ground=ground if value.passed or float(reward) >= 1 else None)
+    return replace(value, ground=ground if value.passed or (value.reward or 0) >= 1 else None)
 
 
 def _is_finite_in_float32(number: Any) -> bool:

@@ -213,6 +213,7 @@ class ImportSession:
         self.failures: list[str] = []
         """The errors of rollouts that failed before a model's first answer."""
         self.effective: dict[str, bool] = {}
+        self._acted: dict[str, str] = {}
         self._by_task: dict[str, list[RolloutIdentity]] = defaultdict(list)
         self._tables = StoredTables()
         self._attempts: dict[tuple[str, str], Path] = {}
@@ -250,6 +251,11 @@ class ImportSession:
                 continue
             identity, payload, unit = item.identity, item.payload, item.identity.rollout_id
             # PRIME-RL writes the rollouts of a training batch a second time, to `effective/`, with the ids of `all/`.
+            if unit in self.effective and self._acted[unit] != identity.acted:
+                # Ids that two collections of one environment give alike, or two files of other programs.
+                unit = f"{unit}~{identity.acted[:8]}"
+                for row in (payload["rollout"], *payload["steps"], payload["origin"]):
+                    row["rollout_id"] = unit
             if unit in self.effective:
                 self.effective[unit] |= identity.effective
                 repeats: str | None = Sentence("formats.repeated-id", rollout_id=unit)
@@ -259,7 +265,7 @@ class ImportSession:
                 count.dropped["duplicate"] += 1
                 self.drops.append(Drop(identity.file, identity.line, "duplicate", repeats))
                 continue
-            self.effective[unit] = identity.effective
+            self.effective[unit], self._acted[unit] = identity.effective, identity.acted
             self.rollouts.append(unit)
             if not payload["steps"] and missing.STEPS not in payload["origin"]["missing"]:
                 self.failures.append(f"{identity.file}, line {identity.line}: {payload['rollout']['error']}")

@@ -28,7 +28,6 @@ from typing import Any
 
 import orjson
 
-from composer_stages import messages
 from composer_stages.formats.base import FIELDS, Drop, ImportedTurn, Origin, Reader, Record, Trajectory, read_marks
 from composer_stages.formats.measurement import (
     REWARD,
@@ -43,7 +42,7 @@ from composer_stages.formats.measurement import (
     unread,
 )
 from composer_stages.formats.messages import conversation, split_turns
-from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, small_file
+from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, plain_arguments, small_file
 from composer_stages.messages import Message
 from composer_stages.redaction import redacted_bytes
 from composer_stages.rollouts import missing
@@ -451,10 +450,10 @@ def _pool_message(chat_message: Row, number: str, source: str | None) -> Row:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         # Inspect keeps arguments as an object; what the model wrote and cannot be parsed goes into `parse_error`.
         about = {"id": call["id"], "function": name, "type": "function"}
-        if messages.is_object(arguments):
-            calls.append({**about, "arguments": orjson.loads(arguments)})
+        if (written := plain_arguments(arguments)) is not None:
+            calls.append({**about, "arguments": written})
         else:
-            calls.append({**about, "arguments": {}, "parse_error": f"not the JSON of an object: {arguments}"})
+            calls.append({**about, "arguments": {}, "parse_error": f"no plain object of JSON: {arguments}"})
     return {**pool_message, "source": source or "generate", **({"tool_calls": calls} if calls else {})}
 
 

@@ -19,7 +19,7 @@ import orjson
 from composer_stages import messages
 from composer_stages.formats.base import FIELDS, ImportedTurn, Origin, Reader, Record, Trajectory, read_marks
 from composer_stages.formats.messages import context, conversation, message, split_turns
-from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines
+from composer_stages.formats.transcripts import ExportedTranscript, File, Writer, json_lines, plain_arguments
 from composer_stages.messages import Message
 from composer_stages.runs import store
 from composer_stages.runs.kinds import Row
@@ -165,9 +165,8 @@ def _written_episodes(transcripts: Iterable[ExportedTranscript], dropped: Counte
             answers = [result["content"] for result in turn.observed if result["role"] == "tool"]
             for call, data in zip(messages.read(turn.step["action"]).calls, answers, strict=False):
                 # A tool's arguments have to be an object here; text that is none goes under "_".
-                call_arguments = (
-                    orjson.loads(call.arguments) if messages.is_object(call.arguments) else {"_": call.arguments}
-                )
+                written = plain_arguments(call.arguments)
+                call_arguments = {"_": call.arguments} if written is None else written
                 result = {"data": data, "done": False, "metadata": {}, "error": None}
                 traced.append({"tool_name": call.name, "arguments": call_arguments, "result": result})
         yield {

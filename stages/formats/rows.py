@@ -5,6 +5,7 @@ from itertools import accumulate
 import orjson
 
 from composer_stages.endings import NOT_WHOLE, ending_of
+from composer_stages.envs.base import whole_reward
 from composer_stages.formats.base import ImportedTurn, Trajectory
 from composer_stages.formats.measurement import MEASURED
 from composer_stages.formats.reading import ReadTrajectory
@@ -43,7 +44,8 @@ def payload(item: ReadTrajectory, sample_idx: int) -> ImportedPayload:
             turn.prompt_ids = turn.completion_ids = turn.logprobs = None
     task = {"task_id": trajectory.task_id, "env": trajectory.env}
     identity = {**task, "rollout_id": rollout_id(item), "group_id": trajectory.task_id, "sample_idx": sample_idx}
-    reward = None if trajectory.error is not None or trajectory.reward is None else float(trajectory.reward)
+    is_graded = trajectory.error is None and trajectory.reward is not None
+    reward = whole_reward(float(trajectory.reward or 0)) if is_graded else None
     model = trajectory.model or item.origin.sidecars.model
     steps = _steps(trajectory, identity, reward)
     questions = [message["content"] for message in trajectory.opening if message["role"] == "user"]

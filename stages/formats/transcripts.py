@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import orjson
 
-from composer_stages import messages
+from composer_stages import json_text, messages
 from composer_stages.messages import Message
 from composer_stages.redaction import redacted_bytes
 from composer_stages.rollouts.trace import by_rollout, prompt_ids, rollout_rows
@@ -21,6 +21,15 @@ MARK = ("rollout_id", "task_id", "env", "family", "split")
 
 ORIGIN_COLUMNS = ["rollout_id", "submission", "tools_json"]
 """Columns of `origins` that are exported."""
+
+
+def plain_arguments(text: str) -> Any:
+    """Return a call's arguments as an object; None for a text that is none, or has numbers beyond those of JSON."""
+    if not messages.is_object(text):
+        return None
+    arguments = json_text.loads(text)
+    return None if any(True for _ in json_text.changed_numbers(arguments)) else arguments
+
 
 BROKEN = ("env_error", "model_error")
 """Values of `terminated_by` after which the workspace is no submission."""

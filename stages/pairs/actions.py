@@ -27,6 +27,7 @@ from composer_stages.envs.base import ComparesOutcomes, Environment, Observation
 from composer_stages.envs.bash import ActionError, parse_bash, same_observation
 from composer_stages.errors import InfrastructureError
 from composer_stages.messages import ToolCall
+from composer_stages.rollouts.trace import collected_with
 from composer_stages.runs.run import Run
 
 PLAIN = re.compile(r"[a-zA-Z0-9_@%+=:,./\- \t]*")
@@ -165,7 +166,7 @@ def any_form(action: str) -> str | None:
 
 def action_form(rollouts: Run) -> Form:
     """Return the function that computes the canonical form of an action of these rollouts."""
-    env = rollouts.manifest.config.get("env")
+    env = collected_with(rollouts).get("env")
     if env is None:  # imported: nobody knows what their environment took for an action
         return any_form
     return text_form if envs.text_actions(env["name"]) else form

@@ -59,6 +59,7 @@ from composer_stages.policy import available
 from composer_stages.policy.base import PolicyConfig
 from composer_stages.policy.serving import Serving
 from composer_stages.rollouts.config import PlayingConfig
+from composer_stages.rollouts.trace import collected_with
 from composer_stages.runs.kinds import (
     CHECKPOINT,
     CONTINUATION,
@@ -275,7 +276,7 @@ def plan(inputs: Inputs, config: Config) -> Plan:
 def run(inputs: Inputs, config: Config, out: RunWriter) -> None:
     """Vote in every state, play the pairs' actions if configured, then write the pairs, their states and the report."""
     rollouts = inputs.one("rollouts")
-    if env := rollouts.manifest.config.get("env"):  # by which a training knows the tasks that it learns from
+    if env := collected_with(rollouts).get("env"):  # by which a training knows the tasks that it learns from
         out.set_summary(env=env["name"])
     if "teacher_actions" not in inputs:
         _refuse_continuing(rollouts, config)
@@ -400,7 +401,7 @@ def _play(
 
 def _environment_factory(rollouts: Run, config: Config) -> Callable[[], Environment] | None:
     """Return a factory of the rollouts' environment; None if actions are compared as text."""
-    env = rollouts.manifest.config.get("env")
+    env = collected_with(rollouts).get("env")
     if config.compare == "canonical" or env is None:
         return None
     make = EnvStageConfig(env=env, sandbox=config.sandbox).opener()

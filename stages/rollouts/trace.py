@@ -19,7 +19,7 @@ import orjson
 from composer_stages.errors import BadInput
 from composer_stages.messages import Message
 from composer_stages.rollouts.history import FULL, SUMMARY_REQUEST, visible_messages
-from composer_stages.runs import store
+from composer_stages.runs import catalog, store
 from composer_stages.runs.kinds import ORIGIN, PAIR, ROLLOUT, STATE, STEP, Row
 from composer_stages.runs.run import Run
 
@@ -155,9 +155,23 @@ def played_by(step: Row) -> str | None:
     return name
 
 
+def collected_with(run: Run) -> Mapping[str, Any]:
+    """Return the settings with which a run's rollouts were played: of `normalize` those of the run that it filtered.
+
+    Empty where that run is gone.
+    """
+    while run.manifest.stage == "normalize":
+        filtered, *_ = run.manifest.inputs["rollouts"]
+        source = catalog.find_input(run.path.parents[1], Path(filtered.path))
+        if not (source / "manifest.json").is_file():
+            return {}
+        run = Run(source)
+    return run.manifest.config
+
+
 def require_unmixed(run: Run) -> Run:
     """Return a run; `BadInput` where teachers played turns in it, so that its rollouts measure no model."""
-    config = run.manifest.config if run.manifest.stage == "collect" else {}
+    config = collected_with(run) if run.manifest.stage in ("collect", "normalize") else {}
     if share := config.get("rollouts", {}).get("mixed"):
         raise BadInput("rollouts.mixed-rollouts", path=run.path, mixed=share)
     return run

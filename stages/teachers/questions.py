@@ -23,7 +23,7 @@ from composer_stages.errors import UsageError
 from composer_stages.messages import OMITTED, Message, with_thought
 from composer_stages.policy.base import VLLM, Sample, Turn
 from composer_stages.rollouts.distinct import DistinctState, DistinctStates
-from composer_stages.rollouts.trace import states, tools_by_rollout
+from composer_stages.rollouts.trace import collected_with, states, tools_by_rollout
 from composer_stages.runs import store
 from composer_stages.runs.kinds import STEP, TASK, Row
 from composer_stages.runs.run import Run
@@ -113,7 +113,7 @@ class RecordedStates(AbstractContextManager["RecordedStates"]):
 
     def _opener(self, teacher: TeacherConfig) -> Environment:
         """Return the environment of the rollouts with a teacher's options; `UsageError` where they have none."""
-        env = self._rollouts.manifest.config.get("env")
+        env = collected_with(self._rollouts).get("env")
         if env is None:
             raise UsageError(
                 "teachers.opening-without-environment",

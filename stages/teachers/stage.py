@@ -16,6 +16,7 @@ from composer_stages.policy.base import FINAL, AsyncPolicy
 from composer_stages.policy.requests import price_bound, probe_price_bound
 from composer_stages.policy.served import answered_by, policy_notes
 from composer_stages.policy.tool_calls import PROBED_FIELDS
+from composer_stages.rollouts.trace import collected_with
 from composer_stages.runs.kinds import ROLLOUT, TEACHER_ACTION, Row
 from composer_stages.runs.run import Inputs, Run, RunWriter
 from composer_stages.runs.settings import StageConfig
@@ -44,7 +45,7 @@ def check_reads(config: Config, reads: Sequence[tuple[str, StageConfig]]) -> Non
 
 def _environments(rollouts: Run) -> set[str | None]:
     """Return the environments of the rollouts: the one of the settings, else those of imported rows."""
-    env = rollouts.manifest.config.get("env")
+    env = collected_with(rollouts).get("env")
     return {env["name"]} if env else {row["env"] for row in rollouts.scan(ROLLOUT).rows(["env"])}
 
 

@@ -94,6 +94,25 @@ def test_a_rollout_that_is_there_twice_counts_once_and_knows_its_batch(tmp_path:
     assert run.manifest.counts["dropped_duplicate"] == 1 and run.manifest.counts["traces"] == 3
 
 
+def test_rollouts_of_two_models_under_one_id_are_two(tmp_path: Path) -> None:
+    """As two collections of one environment have them; a third that is the first again counts once."""
+    rows = [
+        {"rollout_id": "r", "prompt": "1+1?", "completion": str(n), "advantage": 0.0, "reward": 1.0} for n in (1, 2, 1)
+    ]
+    run = imported(tmp_path, jsonl(tmp_path / "logged.jsonl", *rows))
+    ids = [row["rollout_id"] for row in run.rows(ROLLOUT)]
+    assert len(ids) == len({*ids}) == 2 and ids[0] == "r" and ids[1].startswith("r~")
+    assert {row["rollout_id"] for row in run.rows(STEP)} == {*ids} == {row["rollout_id"] for row in run.rows(ORIGIN)}
+    assert run.manifest.counts["dropped_duplicate"] == 1
+
+
+def test_shares_that_add_up_to_one_are_a_full_reward(tmp_path: Path) -> None:
+    run = imported(
+        tmp_path, jsonl(tmp_path / "r.jsonl", answered("q", "a", 0.7 + 0.2 + 0.1), answered("q", "b", 0.999))
+    )
+    assert [row["reward"] for row in run.rows(ROLLOUT)] == [1.0, 0.999]
+
+
 def test_the_plainest_wording_of_a_task_is_its_prompt(tmp_path: Path) -> None:
     asked = user("You are an agent with many instructions. It breaks. Now go.")
     document(tmp_path / "in" / f"{INSTANCE}.traj.json", [asked, assistant("```bash\nls\n```")])

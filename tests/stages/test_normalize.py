@@ -1,5 +1,6 @@
 """normalize: what a recipe keeps is as it was, what it drops is declared, whoever played the rollouts."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,21 @@ import pytest
 from needs import needs, where
 from support.data_juicer import stand_in
 from support.refusals import refused
-from support.runs import written
+from support.runs import rewritten, written
 from support.transcripts import assistant, imported, jsonl, user
 
 from composer_stages import export, normalize
-from composer_stages.errors import ComposerError, Incomplete, UsageError
+from composer_stages.errors import BadInput, ComposerError, Incomplete, UsageError
 from composer_stages.normalize import JuicerConfig, run_recipe
-from composer_stages.rollouts.trace import conversation, lineage, rollout_rows, transcripts
+from composer_stages.pairs.actions import action_form
+from composer_stages.rollouts.trace import (
+    collected_with,
+    conversation,
+    lineage,
+    require_unmixed,
+    rollout_rows,
+    transcripts,
+)
 from composer_stages.runs import runner, store
 from composer_stages.runs.kinds import ORIGIN, ROLLOUT, SELECTION, STEP, TASK, Row
 from composer_stages.runs.run import Run
@@ -74,6 +83,21 @@ def test_kept_rollouts_are_unchanged_and_drops_are_recorded(
     assert (summary["mean_reward_kept"], summary["mean_reward_dropped"]) == (1.0, 0.0)
     report = (run.path / "report.txt").read_text()
     assert "  r1\n  r3\n" in report and "tasks without a rollout left: 1, among them b" in report
+
+
+def test_rollouts_are_those_of_the_environment_and_the_players_of_the_run_that_was_filtered(
+    tmp_path: Path, make: Callable[..., Run]
+) -> None:
+    """Pairs are voted by its outcomes, and what teachers played in part measures no model."""
+    source = played(tmp_path, "A" * 40, "B" * 50)
+    settings = {"env": {"name": "kata"}, "rollouts": {"mixed": 0.3}}
+    rewritten(source.path / "manifest.json", lambda fields: fields | {"config": settings})
+    run = make(make(Run(source.path)))
+    assert collected_with(run)["env"] == {"name": "kata"} and action_form(run) is action_form(Run(source.path))
+    with pytest.raises(BadInput, match="mixed"):
+        require_unmixed(run)
+    shutil.rmtree(source.path)
+    assert collected_with(Run(run.path)) == {}
 
 
 def test_imported_rollouts_keep_their_origins(tmp_path: Path, make: Callable[..., Run]) -> None:

@@ -23,6 +23,12 @@ def graded(grade: Grade, **attributes: Any) -> Grade:
     return boundary.check_grade(grade, environment)
 
 
+def test_shares_that_add_up_to_one_are_a_full_reward() -> None:
+    """0.7 + 0.2 + 0.1 is the number before 1."""
+    summed = graded(Grade(0.7 + 0.2 + 0.1))
+    assert (summed.reward, summed.passed) == (1.0, True) and not graded(Grade(0.999)).passed
+
+
 @pytest.mark.parametrize(("number", "said"), [(math.nan, "nan"), (-math.inf, "-inf"), (10**30, "64-bit")])
 def test_data_that_a_table_would_change_is_refused(number: float, said: str) -> None:
     tasks = [Task("t1", "own", "train", "f", "p", {"limits": {"of": [1, number]}})]

@@ -11,6 +11,7 @@ import pytest
 
 from composer_stages import export, import_traces
 from composer_stages.formats import FORMATS
+from composer_stages.formats.transcripts import plain_arguments
 from composer_stages.runs import runner, store
 from composer_stages.runs.run import Run
 
@@ -55,6 +56,13 @@ def test_every_format_is_written_and_read_alike(tmp_path: Path, monkeypatch: pyt
     assert first == json.loads(second.stdout.splitlines()[-1])
     assert first.keys() == {*(name for name, spec in FORMATS.items() if spec.written), "hub"}
     assert all(digests.get("counts", 6) == 6 for digests in first.values())
+
+
+def test_arguments_are_an_object_only_where_readers_of_json_leave_it_as_it_is() -> None:
+    assert plain_arguments('{"b": 1, "a": [2.5]}') == {"b": 1, "a": [2.5]}
+    assert [plain_arguments(text) for text in ('{"n": 1e400}', '{"n": 12345678901234567890123}', "{", "[1]")] == [
+        None
+    ] * 4
 
 
 if __name__ == "__main__":
