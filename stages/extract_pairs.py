@@ -19,7 +19,7 @@ from composer_stages.runs.stage import Stage, later
 
 STAGE = Stage(
     name="extract-pairs",
-    version=5,
+    version=6,
     example="""\
 >>> pairs = composer.extract_pairs(rollouts, answers, quiet=True)
 >>> pairs.manifest.status

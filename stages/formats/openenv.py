@@ -127,7 +127,7 @@ def _captured(part: list[SentCall], about: Record) -> Trajectory:
         turns=turns,
         model=about.get("model") or metadata.get("model"),
         reward=about.get("reward"),
-        unscored="reward" in about,
+        unscored=not {"reward", "hidden_pass"}.isdisjoint(about),
         own_id=about.get("rollout_id"),
         **read_marks(about),
         terminated_by=about.get("terminated_by"),

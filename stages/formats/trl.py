@@ -35,7 +35,7 @@ NAME = "trl"
 COLUMNS = {"step", "prompt", "completion", "advantage", "reward", "images", "tools"}
 GENERATION, TOTAL = "generation", "reward_function"
 """Column for a digest of all of a file but its step; the name of the score of a function that is called `reward`."""
-OUR_COLUMNS = {"rollout_id", "task_id", "env", "model", "family", "split"}
+OUR_COLUMNS = {"rollout_id", "task_id", "env", "model", "family", "split", "hidden_pass"}
 LOST = ("token ids and log-probs", "finish reasons, return codes, costs and times", "errors", "submissions", "sampling")
 CALL = pa.struct(
     {"id": pa.string(), "type": pa.string(), "function": pa.struct({"name": pa.string(), "arguments": pa.string()})}
@@ -55,6 +55,7 @@ SCHEMA = pa.schema(
         "advantage": pa.float64(),
         "model": pa.string(),
         "tools": pa.string(),
+        "hidden_pass": pa.bool_(),
         **{name: pa.string() for name in MARK},
     }
 )
@@ -110,6 +111,7 @@ def trajectories(record: Record, origin: Origin) -> Iterator[Trajectory]:
         split=record.get("split"),
         measured=MeasuredSample(scores),
         unscored=has_total,
+        resolved=record.get("hidden_pass"),
         error=None if turns else ("empty_completion", Sentence("formats.no-model-message")),
         tools=clean(json_text.loads(record.get("tools") or "[]"), None),
         extra={name: record[name] for name in ("step", "advantage") if name in record} | {"rewards": rewards},
@@ -140,6 +142,7 @@ def files(transcripts: Iterable[ExportedTranscript], dropped: Counter[str]) -> I
                     "reward": transcript.rollout["reward"],
                     "model": transcript.rollout["model"],
                     "tools": json.dumps(transcript.tools),
+                    "hidden_pass": transcript.rollout["hidden_pass"],
                     **transcript.mark,
                 }
 

@@ -310,7 +310,7 @@ def _trace_rollout(
             if rewards
             else {}
         ),
-        unscored=bool(rewards) or "traces" in trace,
+        unscored=bool(rewards) or "traces" in trace or "hidden_pass" in marked,
         **read_marks(marked),
         terminated_by=LIMITS.get(str(trace.get("stop_condition")), trace.get("stop_condition")),
         error=error,

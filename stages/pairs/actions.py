@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 from composer_stages import envs, messages
@@ -206,8 +207,17 @@ def _canonical_value(value: Any) -> Any:
 
 
 def canonical_answer(action: str) -> str:
-    """Return the form of an action without a command or tool call: its text without reasoning, blanks normalised."""
-    return "says: " + " ".join(messages.answer_text(action).split())
+    """Return the form of an action without a command or tool call: its text without reasoning, blanks normalised.
+
+    In blocks of code the beginnings of lines stay, which are a part of a program.
+    """
+    pieces = CODE_BLOCK.split(messages.answer_text(action))
+    blocks = ["\n".join(line.rstrip() for line in block.splitlines() if line.strip()) for block in pieces[1::2]]
+    texts = [" ".join(text.split()) for text in pieces[::2]]
+    return "says: " + "\n".join(filter(None, (part for both in zip_longest(texts, blocks) for part in both)))
+
+
+CODE_BLOCK = re.compile(r"(```.*?```)", re.DOTALL)
 
 
 class NotReproducible(Exception):

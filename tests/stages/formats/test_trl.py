@@ -59,3 +59,10 @@ def test_a_generation_in_the_files_of_several_steps_counts_once(tmp_path: Path) 
     rollouts, drops, _ = read(tmp_path)
     kept = {unit.trajectory.own_id if hasattr(unit, "trajectory") else unit.own_id for unit in rollouts}
     assert len(kept) == 4 and not drops
+
+
+def test_the_verdict_of_hidden_tests_is_written_and_read_apart_from_the_reward(tmp_path: Path) -> None:
+    row = {"step": 0, "prompt": "1+1?", "completion": "2", "reward": 1.0, "advantage": None, "hidden_pass": False}
+    marks = {"rollout_id": "r", "task_id": "t", "env": "e", "family": None, "split": None}
+    (read_again,) = payloads(table(tmp_path / "c.parquet", [row | marks]))
+    assert (read_again["rollout"]["reward"], read_again["rollout"]["hidden_pass"]) == (1.0, False)

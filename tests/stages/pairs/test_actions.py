@@ -173,6 +173,9 @@ def test_answers_are_compared_without_reasoning_and_blanks() -> None:
     same = ("<think>\na\n</think>\n\nIt is  42.\n", "<think>\n\n</think>\n\nIt is 42.", "It is 42.")
     (form,) = {canonical_answer(text) for text in same}
     assert canonical_answer("It is 43.") != form
+    program = "So:\n```python\nfor a in b:\n    c()\n{}return a\n```\ndone"
+    inside, behind = (canonical_answer(program.format(" " * blanks)) for blanks in (4, 0))
+    assert inside != behind == canonical_answer(program.format("").replace("So:", "So: ").replace("c()", "c()  "))
 
 
 @given(st.text("ab/-.=,:@%+_ \t", max_size=20))
