@@ -244,7 +244,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_real_rollouts_round_trip(tmp_path: Path, recorded: Run, name: str) -> None:
     after = imported(tmp_path, exported(tmp_path, recorded, name).path)
     kept = {row["rollout_id"] for row in after.rows(ROLLOUT)}
-    same = ("rollout_id", "step", "new_messages_json", "state_sha256", "action", "observation", "done")
+    same = ["rollout_id", "step", "new_messages_json", "action", "observation", "done"]
+    if name != "verifiers":  # which declares tools in a form of its own, and a state is one of its tools, too
+        same.append("state_sha256")
     expected = sorted(row for row in of_steps(recorded, *same) if row[0] in kept)
     assert sorted(of_steps(after, *same)) == expected and len(kept) >= 560
 

@@ -109,7 +109,7 @@ def pairs_run(folder: Path, count: int) -> Run:
     out = RunWriter(folder, record, cache=folder)
     letters = "abcdefghijkl"
     rows = [
-        {**dict.fromkeys(PAIR.schema.names), "pair_id": str(i), "state_id": f"r/{i}"}
+        {**dict.fromkeys(PAIR.schema.names), "pair_id": str(i), "state_id": f"r/{i}", "task_id": f"t{i}"}
         | {"chosen": letters[: i % 7 + 1], "rejected": letters[-(i % 4) - 2 :]}
         for i in range(count)
     ]
