@@ -149,3 +149,12 @@ def declared_unit(name: str, environment: Callable[..., object]) -> SamplingUnit
     if not isinstance(unit, SamplingUnit):
         raise UsageError("envs.not-a-sampling-unit", name=name, unit=unit)
     return unit
+
+
+ROUNDING = 1e-6
+"""By which the sum of a reward's shares may differ from 1."""
+
+
+def whole_reward(reward: float) -> float:
+    """Return 1 for the sum of shares that add up to 1 (0.7 + 0.2 + 0.1 is less), and any other reward as it is."""
+    return 1.0 if abs(reward - 1) <= ROUNDING else reward

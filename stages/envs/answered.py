@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer_stages.envs.base import Grade, Observation, Split, Task, whole_reward
+from composer_stages.envs.base import Grade, Observation, Split, Task
 from composer_stages.envs.task_table import TooManyTasks
 from composer_stages.errors import BadInput
 from composer_stages.messages import Message, answer_text
-from composer_stages.terms import Ground
+from composer_stages.terms import Ground, whole_reward
 
 
 @dataclass(frozen=True)

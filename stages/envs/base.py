@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from composer_stages.messages import Message
-from composer_stages.terms import Ground
+from composer_stages.terms import ROUNDING, Ground
 
 Split = Literal["train", "eval"]
 
@@ -88,14 +88,8 @@ class Work:
     metrics: Mapping[str, float] | None = None
 
 
-ROUNDING = 1e-6
 FULL_REWARD = 1 + ROUNDING
 """The most that shares which add up to 1 make, with what rounding adds."""
-
-
-def whole_reward(reward: float) -> float:
-    """Return 1 for the sum of shares that add up to 1 (0.7 + 0.2 + 0.1 is less), and any other reward as it is."""
-    return 1.0 if abs(reward - 1) <= ROUNDING else reward
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from composer_stages import json_text, messages
-from composer_stages.envs.base import (
-    Environment,
-    Grade,
-    GradesTogether,
-    Observation,
-    TakesCalls,
-    Task,
-    Work,
-    whole_reward,
-)
+from composer_stages.envs.base import Environment, Grade, GradesTogether, Observation, TakesCalls, Task, Work
 from composer_stages.errors import Refusal, UsageError
 from composer_stages.layout import shortened
 from composer_stages.messages import Message, ToolCall
 from composer_stages.runs import store
-from composer_stages.terms import Ground
+from composer_stages.terms import Ground, whole_reward
 from composer_stages.words import Sentence
 
 COMPOSER = Path(__file__).resolve().parents[1]

@@ -5,7 +5,6 @@ from itertools import accumulate
 import orjson
 
 from composer_stages.endings import NOT_WHOLE, ending_of
-from composer_stages.envs.base import whole_reward
 from composer_stages.formats.base import ImportedTurn, Trajectory
 from composer_stages.formats.measurement import MEASURED
 from composer_stages.formats.reading import ReadTrajectory
@@ -15,6 +14,7 @@ from composer_stages.rollouts import missing
 from composer_stages.rollouts.trace import RolloutPayload, digests_of_prefixes
 from composer_stages.runs import store
 from composer_stages.runs.kinds import ROLLOUT, STEP, Row
+from composer_stages.terms import whole_reward
 
 USAGE = ("prompt_tokens", "completion_tokens", "cost_usd")
 OF_TRAJECTORY = ("split", "family", "seed", "terminated_by", "wall_s", "submission")
