@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import records
-from experiment import Experiment, comparison_lines, difference_of, put
+from experiment import Experiment, comparison_lines, difference_of, put, rounds_by_seed
 from skills_teachers import FAMILIES, FIXED, at_zero, collapsed_trainings, family_lines, kept_rates, primary, seen
 
 from composer_stages.evaluation.arm_comparison import EvalQuestion
@@ -118,10 +118,11 @@ def equality_lines(courses: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = ["| trained on | tasks | tokens in the loss | least and most | share of GRPO's | most pairs |"]
     lines += ["| --- " * 6 + "|"]
     tokens = {arm: by_seed(courses, arm) for arm in EXPERIMENT.arms}
+    shares = token_shares(courses)
     sets = {seed: {one["task_set"] for one in courses if one["seed"] == seed} for seed in tokens["A"]}
     for arm, of_seeds in tokens.items():
         own = [one for one in courses if one["arm"] == arm]
-        share = token_shares(courses)[arm]
+        share = shares[arm]
         tasks = " or ".join(map(str, sorted({one["tasks"] for one in own})))
         ends = f"{min(of_seeds.values()):,} to {max(of_seeds.values()):,}"
         said = f"{share:.3f}, {'equal' if abs(share - 1) <= EQUAL else 'NOT EQUAL'}"
@@ -134,11 +135,8 @@ def equality_lines(courses: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def by_seed(courses: Sequence[Mapping[str, Any]], arm: str) -> dict[int, int]:
     """Return the tokens that an arm trained on, over all of its rounds, by seed."""
-    found: dict[int, int] = {}
-    for one in courses:
-        if one["arm"] == arm:
-            found[one["seed"]] = found.get(one["seed"], 0) + one["tokens_trained"]
-    return found
+    trainings = rounds_by_seed(courses, arm)
+    return {rounds[0]["seed"]: sum(one["tokens_trained"] for one in rounds) for rounds in trainings}
 
 
 def cosine_lines(trainings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -461,7 +461,7 @@ class Experiment:
         heads += ["pairs", "minutes"]
         lines = [f"| training | {' | '.join(heads)} |", "| --- " * (1 + len(heads)) + "|"]
         for arm in self.arms:
-            if own := [_whole_course(rounds) for rounds in _by_seed(courses, arm)]:
+            if own := [_whole_course(rounds) for rounds in rounds_by_seed(courses, arm)]:
                 mean = {name: fmean(one[name] for one in own) for name, value in own[0].items() if type(value) is float}
                 ends = [[mean.get(f"{what}_{end}") for end in ("first", "last")] for what in ("reward", "entropy")]
                 both = ["-" if None in pair else "{:.2f} to {:.2f}".format(*pair) for pair in ends]
@@ -557,7 +557,7 @@ def put(document: Path, lines: Sequence[str]) -> None:
     document.write_text(before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2])
 
 
-def _by_seed(courses: Sequence[Mapping[str, Any]], arm: str) -> list[list[Mapping[str, Any]]]:
+def rounds_by_seed(courses: Sequence[Mapping[str, Any]], arm: str) -> list[list[Mapping[str, Any]]]:
     """Return what each training of an arm recorded, one row for each of its rounds, in order."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for one in sorted((one for one in courses if one["arm"] == arm), key=lambda one: one.get("round", 0)):

@@ -240,11 +240,12 @@ def find_run(folder: Path) -> Run | None:
         raise BadInput("comparison.several-runs", path=folder, runs=[run.path.name for run in runs])
     if not runs and not places and folder.parts[0] in STAGES:
         raise BadInput("comparison.name-of-run", path=folder)
-    for run in runs:
-        if run.manifest.stage == "compare":  # whose table of tasks would be read as one of scores, those of side B
-            raise BadInput("comparison.run-of-compare", path=folder)
-        return run if run.holds(EVAL_ITEM) or run.holds(ROLLOUT) else None
-    return None
+    if not runs:
+        return None
+    (run,) = runs
+    if run.manifest.stage == "compare":  # whose table of tasks would be read as one of scores, those of side B
+        raise BadInput("comparison.run-of-compare", path=folder)
+    return run if run.holds(EVAL_ITEM) or run.holds(ROLLOUT) else None
 
 
 def _run(folder: Path) -> Run | None:
